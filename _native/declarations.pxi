@@ -243,20 +243,7 @@ cdef extern from "prelude/oneshot_group.hpp" namespace "prelude" nogil:
 
 
 cdef extern from "pythread.h" nogil:
-    ctypedef void* PyThread_type_lock
-    ctypedef enum PyLockStatus:
-        PY_LOCK_ACQUIRED
-    PyThread_type_lock PyThread_allocate_lock()
-    void PyThread_free_lock(PyThread_type_lock)
-    PyLockStatus PyThread_acquire_lock_timed(PyThread_type_lock, long long microseconds, int interruptible)
-    void PyThread_release_lock(PyThread_type_lock)
     unsigned long PyThread_get_thread_ident()
-
-
-cdef extern from "<atomic>" namespace "std" nogil:
-    cdef cppclass AtomicBool "std::atomic<bool>":
-        cbool exchange(cbool)
-        void store(cbool)
 
 
 cdef extern from "prelude/handover.hpp" namespace "prelude" nogil:

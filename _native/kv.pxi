@@ -226,21 +226,20 @@ cdef class KvPool:
         self.enter(writing)
         _check(self.c.publish(lease.c, _data(t), _len(t), salt, promoted, False))
 
-    def publish_rows(self, Record r not None, Lease lease not None, int64_t tokens) -> None:
-        """``publish`` of the first ``tokens`` of a OneShot row's prompt, which its step has computed."""
-        cdef Writing writing
-        _check_prompt(r, tokens)
-        if lease.c.released:
-            raise RuntimeError("a lease that is released publishes nothing")
-        self.enter(writing)
-        _check(self.c.publish(lease.c, r.row.tokens, tokens, r.row.salt, r.row.cache == CacheMode.always, True))
-
-    def release(self, Lease lease not None) -> None:
-        """The one place where held blocks, locks and state entries are given back."""
+    def release(self, Lease lease not None, Record of=None, int64_t computed=0) -> None:
+        """The one place where held blocks, locks and state entries are given back. Before it the first ``computed``
+        tokens of ``of``'s prompt, a OneShot row's that its step has computed, are published."""
         cdef Writing writing
         if lease.c.released:
             raise RuntimeError("lease released twice")
+        if computed != 0:
+            if of is None:
+                raise TypeError("tokens of no prompt were computed")
+            _check_prompt(of, computed)
         self.enter(writing)
+        if computed != 0:
+            _check(self.c.publish(lease.c, of.row.tokens, computed, of.row.salt, of.row.cache == CacheMode.always,
+                                  True))
         _check(self.c.release(lease.c))
 
     @property

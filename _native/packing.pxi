@@ -241,35 +241,6 @@ cdef tuple _tokens_read(rows, PackedRows& packed):
     return read, ends
 
 
-def join_pairs(readouts, row_ends) -> tuple:
-    """(row, target) pairs of readouts in one piece: (target_rows, targets, where the pairs of each end). Rows of
-    readout i come after those that end at ``row_ends[i - 1]``."""
-    cdef cnp.ndarray ends = _int32(row_ends, "row_ends"), rows, ids, target_rows, targets, pair_ends
-    cdef int64_t i, k, total = 0, at = 0, n = len(readouts)
-    cdef int32_t first = 0
-    cdef list parts = []
-    if _len(ends) != n:
-        raise ValueError(f"{_len(ends)} ends for {n} readouts")
-    pair_ends = _new_int32(n)
-    for i in range(n):
-        readout = readouts[i]
-        rows, ids = _int32(readout.target_rows, "target_rows"), _int32(readout.targets, "targets")
-        if _len(rows) != _len(ids):
-            raise ValueError(f"{_len(rows)} target_rows for {_len(ids)} targets")
-        parts.append((rows, ids))
-        total += _len(ids)
-        _data(pair_ends)[i] = <int32_t>total
-    target_rows, targets = _new_int32(total), _new_int32(total)
-    for i in range(n):
-        rows, ids = parts[i]
-        for k in range(_len(ids)):
-            _data(target_rows)[at] = _data(rows)[k] + first
-            _data(targets)[at] = _data(ids)[k]
-            at += 1
-        first = _data(ends)[i]
-    return target_rows, targets, pair_ends
-
-
 def pack_running(requests, int32_t block_size):
     """One token of each running request, the last that it knows or is about to: (token_ids, positions, write_slots,
     context_lens, block_indptr, block_ids)."""

@@ -28,84 +28,125 @@ cdef class StepLimits:
 
 @cython.final
 cdef class OneShotGroup:
-    """The OneShot rows of one step. ``tokens``, ``rows`` and ``logits_bytes``: the rest of the step. ``allowance``:
-    beside running rows the group ends past so many tokens; -1 for none. ``seen``: other requests may need at once the
-    blocks that a row computes."""
+    """The OneShot rows of one step: of ``requests``, in order, those that the step has room for. ``tokens``, ``rows``
+    and ``logits_bytes``: the rest of the step. ``allowance``: beside running rows the group ends past so many tokens;
+    -1 for none. ``seen``: other requests may need at once the blocks that a row computes. ``found``: others that wait
+    may find a prefix before it is kept. Requests may match prefixes while they are iterated.
+
+    rows      (request, lease, tokens that come from the cache)
+    deferred  requests that are to wait for another that computes their prefix
+    folds     (rows, by number, tokens): their next tokens after the cached ones are the same. The first row may publish
+              for all
+    left      (tokens, rows, bytes of logits) that the step has after the group
+    publish   of each row the blocks that its step publishes
+    lacking   the first row without blocks for its prefix for want of room, -1 for none; ``evict`` goes on there"""
 
     cdef COneShotGroup* c  # owned
     cdef KvPool pool
-    cdef list held  # what the folds point into
+    cdef readonly list rows, deferred, folds, publish
+    cdef readonly tuple left
+    cdef readonly Py_ssize_t lacking
+    cdef vector[int64_t] ends  # of each row the end of the prefix that it publishes
+    cdef cbool found
 
-    def __cinit__(self, KvPool pool not None, StepLimits limits not None, int64_t tokens, int64_t rows,
-                  int64_t logits_bytes, int64_t allowance, cbool retry, cbool seen):
+    def __cinit__(self, KvPool pool not None, StepLimits limits not None, requests, int64_t tokens, int64_t rows,
+                  int64_t logits_bytes, int64_t allowance, cbool retry, cbool seen, cbool found):
         cdef GroupLimits most = limits.most
+        cdef Record r
         most.tokens, most.rows, most.logits_bytes = tokens, rows, logits_bytes
         most.allowance, most.retry, most.seen = allowance, retry, seen
-        self.pool, self.held = pool, []
+        self.pool, self.found, self.lacking = pool, found, -1
+        self.rows, self.deferred, self.folds, self.publish = [], [], [], []
         self.c = new COneShotGroup(pool.c[0])
         self.c.begin(most)
+        for r in requests:
+            if self.c.done() or not self.admit(r):
+                break
+        self.c.end()
+        self.left = (self.c.left().tokens, self.c.left().rows, self.c.left().logits_bytes)
+        self.fold()
+        self.keep(0)
 
     def __dealloc__(self):
         del self.c
 
-    @property
-    def done(self) -> bool:
-        """Whether no further request can be admitted."""
-        return self.c.done()
-
-    def admit(self, Record r not None, int64_t deferred) -> tuple:
-        """(lease, tokens that come from the cache, blocks that its step publishes). (lease, -1, 0): the request is to
-        wait for another that computes its prefix. (None, -1, 0): it does not fit. ``deferred``: steps that it waited
-        so far."""
+    cdef cbool admit(self, Record r) except *:
+        """Return whether the next request may be admitted too."""
+        if r is None:
+            raise TypeError("a request is None")
         cdef Lease lease = Lease.__new__(Lease)
         cdef int64_t skip = 0, publish = 0
         cdef Result wrong
-        cdef Verdict verdict
         cdef Writing writing
         _check_prompt(r, 0)
         self.pool.enter(writing)
-        verdict = self.c.admit(r.row, deferred, lease.c, &skip, &publish, &wrong)
+        cdef Verdict verdict = self.c.admit(r.row, r.deferred, lease.c, &skip, &publish, &wrong)
         _check(wrong)
         if verdict == Verdict.admitted:
-            self.held.append((r, lease))
-            return lease, skip, publish
-        return (None if verdict == Verdict.full else lease), -1, 0
+            self.rows.append((r, lease, skip))
+            self.publish.append(publish)
+            self.ends.push_back(r.row.trunk)
+        elif verdict != Verdict.full:
+            self.deferred.append(r)
+        return verdict != Verdict.full
 
-    def end(self) -> tuple:
-        """(tokens, rows, bytes of logits) that the step still has. No request is admitted any more."""
-        self.c.end()
-        return self.c.left().tokens, self.c.left().rows, self.c.left().logits_bytes
-
-    def folds(self) -> list:
-        """(members, tokens): rows, by number, whose next tokens after the cached ones are the same."""
-        cdef list out = []
+    cdef int fold(self) except -1:
+        """Folded rows publish their common part once, through the first member."""
         cdef int32_t member
         cdef int64_t k
         cdef size_t g
         cdef FoldGroup fold
+        cdef Record r
         for g in range(self.c.folds().groups().size()):
             fold = self.c.folds().groups()[g]
             if fold.count < 2:
                 continue
-            members, member = [], fold.first
+            first, behind, member = [], [], fold.first  # behind: those that publish nothing
             for k in range(fold.count):
-                members.append(member)
+                self.ends[member] = 0
+                r = self.rows[member][0]
+                (behind if r.cache == "never" else first).append(member)
                 member = self.c.folds().next(member)
-            out.append((members, fold.shared))
-        return out
+            first += behind
+            member = first[0]
+            self.ends[member] = <int64_t>self.rows[member][2] + fold.shared
+            self.folds.append((tuple(first), fold.shared))
+        return 0
 
-    def keep(self, Record r not None, Lease lease not None, int64_t skip, int64_t end, cbool evict_hit,
-             cbool seen) -> tuple:
-        """Blocks for the prefix that a row computes, up to token ``end``: (whether there was room, blocks that its step
-        publishes). ``evict_hit``: also blocks that were hit before give way.
-        ``seen``: other requests may find the prefix before it is kept."""
-        cdef int64_t publish = 0
+    cdef int keep(self, Py_ssize_t first) except -1:
+        """Blocks for the prefixes of the rows from ``first`` on, up to one for which there is no room."""
+        cdef Py_ssize_t at
+        for at in range(first, len(self.rows)):
+            if not self.keep_row(at, self.ends[at], False):
+                self.lacking = at
+                return 0
+        self.lacking = -1
+        return 0
+
+    cdef cbool keep_row(self, Py_ssize_t at, int64_t end, cbool evict_hit) except *:
+        """Return whether there was room."""
+        cdef Record r
+        cdef Lease lease
+        cdef int64_t skip, publish = 0
         cdef Result wrong
         cdef Writing writing
-        _check_prompt(r, end)
-        if lease.c.released or not 0 <= skip <= end:
-            raise ValueError(f"a lease that is released, or tokens {skip} to {end}")
+        r, lease, skip = self.rows[at]
+        if self.publish[at] or end <= skip:
+            return True
+        if lease.c.released:
+            raise ValueError("a row's lease is released")
         self.pool.enter(writing)
-        cdef cbool room = self.c.keep(r.row, lease.c, skip, end, evict_hit, seen, &publish, &wrong)
+        cdef cbool room = self.c.keep(r.row, lease.c, skip, end, evict_hit, self.found, &publish, &wrong)
         _check(wrong)
-        return room, publish
+        self.publish[at] = publish
+        return room
+
+    def evict(self, int64_t most) -> bool:
+        """Blocks for at most ``most`` tokens of the row ``lacking``, if need be those of prefixes that were hit before,
+        the coldest first; then for the rows behind it. Return whether the row publishes any."""
+        cdef Py_ssize_t at = self.lacking
+        if at < 0:
+            raise ValueError("no row lacks room")
+        self.keep_row(at, min(most, self.ends[at]), True)
+        self.keep(at + 1)
+        return self.publish[at] > 0

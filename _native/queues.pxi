@@ -1,6 +1,6 @@
-# Between threads: the inbox, the step lock and the wake event. Part of core.pyx.
+# Between threads: the inbox and the step lock. Part of core.pyx.
 #
-# The queues hold a reference on their contents, from push to take. Nothing here waits for a lock but WakeEvent.wait.
+# The queues hold a reference on their contents, from push to take. Nothing here waits for a lock.
 
 cdef list _contents(Link* link):
     """The contents of a chain, in its order; the queue's references on them are given back."""
@@ -167,39 +167,3 @@ cdef class StepLock:
     def held(self) -> bool:
         """Whether the calling thread holds it."""
         return self.c.holder() == PyThread_get_thread_ident()
-
-
-@cython.final
-cdef class WakeEvent:
-    """Wakes one sleeping thread. ``set`` after the work is in its place; ``wait`` returns once for any number of calls
-    of ``set`` before it, and clears the event. ``set`` waits for nothing and may be called by a finaliser."""
-
-    cdef AtomicBool is_set
-    cdef PyThread_type_lock sleeper  # released by the `set` that finds `is_set` false; taken again by wait
-
-    def __cinit__(self):
-        self.is_set.store(False)
-        self.sleeper = PyThread_allocate_lock()
-        if self.sleeper == NULL:
-            raise MemoryError()
-        PyThread_acquire_lock_timed(self.sleeper, 0, 0)
-
-    def __dealloc__(self):
-        if self.sleeper != NULL:
-            if not self.is_set.exchange(True):
-                PyThread_release_lock(self.sleeper)  # some systems mind freeing one that is taken
-            PyThread_free_lock(self.sleeper)
-
-    def set(self) -> None:
-        if not self.is_set.exchange(True):
-            PyThread_release_lock(self.sleeper)
-
-    def wait(self, timeout=None) -> bool:
-        cdef long long microseconds = -1 if timeout is None else <long long>(max(0.0, timeout) * 1e6)
-        cdef PyLockStatus status
-        with nogil:
-            status = PyThread_acquire_lock_timed(self.sleeper, microseconds, 0)
-        if status != PyLockStatus.PY_LOCK_ACQUIRED:
-            return False
-        self.is_set.store(False)  # before the work is looked at: work that comes later sets it again
-        return True

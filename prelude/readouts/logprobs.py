@@ -6,18 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from prelude._native.core import join_pairs
-from prelude.readouts.base import (
-    Joined,
-    Key,
-    Output,
-    Readout,
-    RequestReadout,
-    Rows,
-    bad_rows,
-    counted_rows,
-    shape,
-)
+from prelude.readouts.base import Joined, Key, Output, Readout, RequestReadout, Rows, bad_rows, counted_rows, shape
 from prelude.records import dataclass, replace
 from prelude.values.arrays import F32, F64, I32
 
@@ -68,8 +57,14 @@ class LogprobRows(Readout, RequestReadout):
         return 0 if self.raw else len(self.rows)
 
     def join(self, readouts: Sequence[LogprobRows], rows: I32, row_ends: I32) -> Joined:
-        target_rows, targets, pair_ends = join_pairs(readouts, row_ends)
-        return Joined(LogprobRows(rows, target_rows, targets, self.top, self.ranks, self.raw), row_ends, pair_ends)
+        counts = [len(one.targets) for one in readouts]
+        targets, target_rows = self.targets, self.target_rows
+        if len(readouts) > 1:
+            targets = np.concatenate([one.targets for one in readouts])
+            target_rows = np.concatenate([one.target_rows for one in readouts])
+            target_rows[counts[0] :] += np.repeat(row_ends[:-1], counts[1:])
+        joined = LogprobRows(rows, target_rows, targets, self.top, self.ranks, self.raw)
+        return Joined(joined, row_ends, np.cumsum(counts, dtype=np.int32))
 
     @property
     def needs_lm_head(self) -> bool:

@@ -90,7 +90,6 @@ class EngineCore:
         self.inbox = Inbox(max_queued_requests, max_queued_tokens)
         self.queues = Queues(policies, pool)
         self.stopped = threading.Event()  # closed, and nothing runs any more
-        lock = StepLock()
         self.events = events = Listeners()
         self.sinks = Sinks(self.stats)
         self.steps = StepsInFlight(pool, overlap)
@@ -99,25 +98,12 @@ class EngineCore:
         self.failures = Failures(
             self.queues, pool, self.inbox, self.lifecycle, self.sinks, self.stats, events, unhealthy_after
         )
-        self.stepper = Stepper(
-            executor,
-            pool,
-            budgets,
-            self.queues,
-            self.steps,
-            self.inbox,
-            self.lifecycle,
-            self.failures,
-            self.sinks,
-            self.stats,
-            events,
-            self.pacer,
-            self.cost,
-        )
+        parts = self.queues, self.steps, self.inbox, self.lifecycle, self.failures, self.sinks, self.stats, events
+        self.stepper = Stepper(executor, pool, budgets, *parts, self.pacer, self.cost)
         self.watchdog: Watchdog | None = None
         if math.isfinite(hang_seconds):
             self.watchdog = self.stepper.watchdog = Watchdog(self.stepper, hang_seconds)
-        self.loop = StepLoop(self.stepper, lock, self._close_when_idle)
+        self.loop = StepLoop(self.stepper, StepLock(), self._close_when_idle)
         self.step = self.stepper.step
         _ALIVE.add(self)
 

@@ -14,11 +14,11 @@ import time
 import weakref
 from typing import Protocol
 
-from prelude._native.core import KvPool, WakeEvent
+from prelude._native.core import KvPool
 from prelude.errors import ExecutionError, ExecutorLost, is_interrupt, starting_thread
 from prelude.records import dataclass
 from prelude.runtime.events import Listeners
-from prelude.runtime.handover import Inbox, Sinks, log_failure
+from prelude.runtime.handover import Inbox, Sinks, WakeEvent, log_failure
 from prelude.runtime.lifecycle import Lifecycle
 from prelude.runtime.stats import EngineStats
 from prelude.scheduling.plan import Plan

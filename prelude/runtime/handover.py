@@ -97,6 +97,23 @@ class Turn:
         self._wake()
 
 
+class WakeEvent:
+    """Wakes one sleeping thread. ``set`` after the work is in its place; ``wait`` returns once for any number of
+    calls of ``set`` before it, and clears the event. ``set`` waits for nothing and may be called by a finaliser."""
+
+    def __init__(self) -> None:
+        self._sleeper = threading.Lock()  # released by ``set``, taken again by ``wait``
+        self._sleeper.acquire()
+
+    def set(self) -> None:
+        if self._sleeper.locked():
+            with contextlib.suppress(RuntimeError):  # another thread has set it meanwhile
+                self._sleeper.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._sleeper.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+
+
 class Reservation:
     """A call's places in the queue. Leaving the ``with`` block gives back those that no posted request took."""
 

@@ -286,7 +286,8 @@ class Lifecycle:
         """Tells a request's end, unless it has been told."""
         if request.lease is not None and request.state is State.FINISHED:
             self.steps.keep_lease(request)
-        self.inbox.leave(request)
+        if not request.planned:
+            self.inbox.leave(request)
         if self.live.pop(request.id, None) is None:
             return
         try:

@@ -13,14 +13,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from prelude._native.core import KvPool, StepLock, WakeEvent
+from prelude._native.core import KvPool, StepLock
 from prelude.errors import ExecutionError, is_interrupt, starting_thread
 from prelude.execution.executor import Executor
 from prelude.readouts.batch import ForwardBatch, StepResult
 from prelude.records import dataclass, field
 from prelude.runtime.events import Listeners
 from prelude.runtime.failures import Failures, Watchdog
-from prelude.runtime.handover import Inbox, Sinks, log_failure
+from prelude.runtime.handover import Inbox, Sinks, WakeEvent, log_failure
 from prelude.runtime.lifecycle import InFlightStep, Lifecycle, StepsInFlight
 from prelude.runtime.stats import EngineStats
 from prelude.scheduling.cost import CostModel, Pacer, Work
@@ -105,10 +105,6 @@ class Stepper:
         """Whether another step may do anything. Asked before it begins: a caller that was told of the last step's
         ends waits for the interpreter's lock meanwhile."""
         return self.busy or (self.lifecycle.pending and not self.failures.broken)
-
-    @property
-    def closed(self) -> bool:
-        return self.inbox.closed
 
     def hung(self, seconds: float) -> None:
         """Fail a step that has run for longer than it may. The watchdog calls it."""
@@ -219,10 +215,10 @@ class Stepper:
 
     def _planned(self, request: Request, now: float) -> None:
         """Note that a request runs for the first time: it waits no more."""
+        self.inbox.leave(request)
         request.planned = now
         work = Work.prompt(request.num_known, request.stats.cached_tokens, request.logits_rows)
         request.stats.estimated_jct = self.cost.predict(work)
-        self.inbox.leave(request)
         if request.timeline is not None:
             request.timeline.mark("schedule", end=now)
 
@@ -354,7 +350,7 @@ class StepLoop:
         self._starting = threading.Lock()
         self._stepper = stepper
         self._close_when_idle = close_when_idle
-        self.idle = IdleWork(stepper.executor, lambda: stepper.has_work, lambda: stepper.closed)
+        self.idle = IdleWork(stepper.executor, lambda: stepper.has_work, lambda: stepper.inbox.closed)
         self._wake = WakeEvent()
 
     def wake(self) -> None:

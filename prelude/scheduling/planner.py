@@ -262,7 +262,10 @@ class _Step:
         fit. Each is matched first, and charged for the tokens that the cache does not have. ``allowance`` bounds the
         group beside running rows; the first request may be longer than it. Those behind the first bring
         ``budgets.group_tokens`` at most: a short request is not made to wait for the long one that would fill up its
-        step."""
+        step.
+
+        Rows get blocks for the prefixes that they publish. If there is no room, blocks that were hit before are
+        evicted for the part that a request that waits has in common with the prompt, the coldest first."""
         queues, budgets, ledger, retry = self.queues, self.budgets, self.ledger, self.retry
         queue = queues.oneshot
         waiting = len(queue)
@@ -275,19 +278,25 @@ class _Step:
             requests = list(queue)  # all of them fit, in any order
         else:
             requests = _one_group(queues, retry)
-        seen = not retry and (budgets.overlap or waiting > 1)
-        limit = -1 if allowance is None else allowance
         left = ledger.tokens, ledger.rows, ledger.logits_bytes
-        group = OneShotGroup(self.pool, budgets.limits, *left, limit, retry, seen)
-        rows = _admit(group, requests, self.deferred)
-        ledger.tokens, ledger.rows, ledger.logits_bytes = group.end()
-        for row in rows:
-            queue.serve(row.request)
-        folds = _folds(group, rows) if len(rows) > 1 else []
-        if self.pool.caching:
-            # A promise costs time: only if another request may find it before it is kept.
-            _keep(group, rows, folds, not retry and (budgets.overlap or bool(queues.decode)), queues)
-        return rows, folds
+        limit = -1 if allowance is None else allowance
+        seen = not retry and (budgets.overlap or waiting > 1)
+        # A promise costs time: only if another request may find it before it is kept.
+        found = not retry and (budgets.overlap or bool(queues.decode))
+        group = OneShotGroup(self.pool, budgets.limits, requests, *left, limit, retry, seen, found)
+        ledger.tokens, ledger.rows, ledger.logits_bytes = group.left
+        for request in group.deferred:
+            _defer(request, self.deferred)
+        for request, lease, skip in group.rows:
+            request.hold(lease)
+            request.stats.cached_tokens = skip
+            request.move(State.PREFILL)
+            queue.serve(request)
+        while group.lacking >= 0:  # the planned requests wait no more: a peer is one that does
+            request, _, skip = group.rows[group.lacking]
+            queues.not_kept += not group.evict(_common(request, skip, queues))
+        rows = [OneShotRow(request, skip, publish) for (request, _, skip), publish in zip(group.rows, group.publish)]
+        return rows, [Fold(*fold) for fold in group.folds]
 
 
 def _in_turn(under_way: list[Request], waiting: Iterator[Request]) -> Iterator[Request]:
@@ -315,55 +324,6 @@ def _common(request: Request, skip: int, queues: Queues) -> int:
     return int(differ[0]) if len(differ) else n
 
 
-def _admit(group: OneShotGroup, requests: Iterable[Request], deferred: list[Request]) -> list[OneShotRow]:
-    rows: list[OneShotRow] = []
-    for request in requests:
-        if group.done:
-            break
-        lease, skip, publish = group.admit(request, request.deferred)
-        if lease is None:
-            break
-        if skip < 0:
-            _defer(request, deferred)
-            continue
-        request.hold(lease)
-        request.stats.cached_tokens = skip
-        request.move(State.PREFILL)
-        rows.append(OneShotRow(request, skip, publish))
-    return rows
-
-
-def _folds(group: OneShotGroup, rows: list[OneShotRow]) -> list[Fold]:
-    """Put the member first that may publish for all."""
-    folds = []
-    for members, tokens in group.folds():
-        members.sort(key=lambda member: rows[member].request.cache == "never")
-        folds.append(Fold(tuple(members), tokens))
-    return folds
-
-
-def _keep(group: OneShotGroup, rows: list[OneShotRow], folds: list[Fold], seen: bool, queues: Queues) -> None:
-    """Blocks for the prefixes that the rows publish: folded ones their common part once, through the first member;
-    others their trunk. If there is no room, blocks that were hit before are evicted for the part that a request that
-    waits has in common with the prompt, the coldest first. The planned requests wait no more: a peer is one that
-    does."""
-    ends: dict[int, int] = {}
-    for fold in folds:
-        ends.update(dict.fromkeys(fold.members, 0))
-        ends[fold.members[0]] = rows[fold.members[0]].skip + fold.tokens
-    for at, row in enumerate(rows):
-        request = row.request
-        lease, end = request.held, ends.get(at, request.trunk)
-        if row.publish or end <= row.skip:
-            continue
-        room, row.publish = group.keep(request, lease, row.skip, end, False, seen)
-        if not room:
-            end = min(end, _common(request, row.skip, queues))
-            if end > row.skip:
-                _, row.publish = group.keep(request, lease, row.skip, end, True, seen)
-            queues.not_kept += not row.publish
-
-
 # ------------------------------------------------------------------ the whole step
 
 
@@ -381,7 +341,8 @@ def plan_step(
     retry = limit is not None
     step = _Step(queues, pool, budgets, budgets.ledger(limit), retry, in_flight)
     running: list[Request] = []
-    pool.begin_plan()
+    if in_flight:  # else no promise is left
+        pool.begin_plan()
     if queues.running:
         planned = step.plan_decode()
         if planned is None:

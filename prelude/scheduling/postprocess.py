@@ -112,8 +112,7 @@ class CompletedStep:
             if bad and not bad.isdisjoint(range(at, last)):
                 failed.append((request, _not_finite()))
                 continue
-            if row.publish:
-                pool.publish_rows(request, request.held, row.skip + row.publish * pool.block_size)
+            request.give_back(pool, row.skip + row.publish * pool.block_size if row.publish else 0)
             token_ids: tuple[int, ...] = ()
             if drawn is not None:
                 token = drawn[at]
@@ -122,7 +121,6 @@ class CompletedStep:
                     continue
                 kept, stats.finish_reason = end_with(request, token)
                 token_ids = (token,) if kept else ()
-            request.give_back(pool)
             request.move(State.FINISHED)
             ended.append((request, Outcome(output, token_ids, stats, part=part)))
         for request, outcome in ended:

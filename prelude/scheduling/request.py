@@ -208,11 +208,12 @@ class Request(Record):
             raise RuntimeError(f"request {self.id} holds a lease and is given another")
         self._lease = lease
 
-    def give_back(self, pool: KvPool) -> None:
-        """Give the lease back to its pool; no other function does."""
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            pool.release(lease)
+    def give_back(self, pool: KvPool, computed: int = 0) -> None:
+        """Give the lease back to its pool; no other function does. The pool keeps the first ``computed`` tokens of a
+        OneShot row's prompt."""
+        if self._lease is not None:
+            pool.release(self._lease, self, computed)
+            self._lease = None
 
     @property
     def reusable(self) -> int:

@@ -12,7 +12,6 @@ import pytest
 from prelude._native import core, cpu
 from prelude.tokenizer import _core as tokenizer
 
-from prelude.readouts import LogprobRows
 from tests.pools import compute
 
 ABUSE = Path(__file__).with_name("abuse.py")
@@ -36,7 +35,7 @@ def test_an_object_that_needs_parts_is_not_made_without_them() -> None:
 
 
 def test_a_record_without_a_prompt_is_refused_with_a_type() -> None:
-    record, pool, tokens = core.Record(), core.KvPool(8, 4), np.zeros(8, np.int32)
+    record, pool = core.Record(), core.KvPool(8, 4)
     lease = core.Lease.__new__(core.Lease)
     assert lease.shared.tolist() == [] and lease.table().tolist() == []  # nothing is copied from nowhere
     row = SimpleNamespace(request=record, skip=0, publish=0)
@@ -44,16 +43,14 @@ def test_a_record_without_a_prompt_is_refused_with_a_type() -> None:
         core.pack_running([record], 4)
     with pytest.raises(TypeError):
         core.pack_step([row], [], [], 4)
-    with pytest.raises(ValueError, match="2 ends for 0 readouts"):
-        LogprobRows(tokens, tokens, tokens).join([], tokens[:2], tokens[:2])
     names = ["step_tokens", "step_requests", "logits_bytes", "logits_row_bytes", "logits_chunk_rows", "group_tokens"]
     limits = core.StepLimits(**dict.fromkeys([*names, "defer_tokens", "defer_steps"], 64), fold=True)
-    group = core.OneShotGroup(pool, limits, 64, 64, 64, -1, False, False)
-    for call in (lambda: group.admit(record, 0), lambda: group.keep(record, lease, 0, 0, False, False)):
-        with pytest.raises(TypeError, match="without a prompt"):
-            call()
     with pytest.raises(TypeError, match="without a prompt"):
-        pool.publish_rows(record, lease, 0)
+        core.OneShotGroup(pool, limits, [record], 64, 64, 64, -1, False, False, False)
+    with pytest.raises(TypeError, match="without a prompt"):
+        pool.release(lease, record, 4)
+    with pytest.raises(ValueError, match="no row lacks room"):
+        core.OneShotGroup(pool, limits, [], 64, 64, 64, -1, False, False, False).evict(4)
     with pytest.raises(IndexError, match="fold's member 5"):
         core.pack_step([row], [((5,), 1)], [], 4)
 
