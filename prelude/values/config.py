@@ -185,7 +185,7 @@ class EngineConfig:
     ``max_questions``         questions of one decision; ``None``: as many as fit one step with all their tokens
     ``max_queued_requests``   bound of the queue; ``QueueFull`` beyond it, at once
     ``oneshot_share``         the share of a step's time, in (0, 1], that OneShot requests may take beside running
-                              rows. At 0.7 a chat's time per token is up to 1/(1 - 0.7) = 3.3 of its time alone
+                              rows; docs/SERVICES.md has measured tokens of chats and decisions by share
     ``policy``                the order of OneShot requests: a name or a Policy object; see docs/PLANNING.md
     ``expert``                the limits that few engines change (``ExpertConfig``)
     """
