@@ -150,17 +150,9 @@ cdef class CoreTokenizer:
 
     cdef int ids_into(self, object text, cbool special, CallIds& ids) except -1:
         """1 where the ids say where they lie."""
-        cdef string_view view
         cdef cbool ascii = isinstance(text, str) and PyUnicode_IS_COMPACT_ASCII(text)
+        cdef string_view view = view_of(text) if ascii else view_during(text, ids)
         cdef int known
-        cdef Py_ssize_t n
-        if not ascii and PyUnicode_CheckExact(text):
-            n = PyUnicode_GET_LENGTH(text)
-            # Made here in a tenth of the time, and not kept by the str; a long one's is left to it.
-            if QUICK_FROM <= n < QUICK_TO and lacks_utf8(text):
-                view = ids.utf8(PyUnicode_DATA(text), n, PyUnicode_KIND(text))
-        if view.data() == NULL:
-            view = view_of(text)
         if view.size() < RELEASE_AT:
             known = self.core.encode_ids(view, special, ids, ascii)
         else:
@@ -221,12 +213,16 @@ cdef class CoreTokenizer:
 
     cdef bint spans_into(self, const int32_t* ids, Py_ssize_t n, object text, Align* out) except -1:
         """The offsets of all ids of a text for which ids_into() gave 1; False where encode_full() has to say."""
-        cdef const char* ascii = NULL
+        cdef CallIds held
+        cdef string_view view
         if not isinstance(text, str):
-            return self.core.char_spans(ids, n, characters_of(view_of(text)), ascii, out)
+            view = view_of(text)
+            return self.core.char_spans(ids, n, characters_of(view), view, False, out)
         if PyUnicode_IS_COMPACT_ASCII(text):
-            ascii = <const char*> PyUnicode_DATA(text)
-        return self.core.char_spans(ids, n, PyUnicode_GET_LENGTH(text), ascii, out)
+            return self.core.char_spans(ids, n, PyUnicode_GET_LENGTH(text), view_of(text), True, out)
+        if self.core.spans_read_text():
+            view = view_during(text, held)
+        return self.core.char_spans(ids, n, PyUnicode_GET_LENGTH(text), view, False, out)
 
     def encode_tokens(self, text, bint parse_special=True):
         cdef Encoded e

@@ -73,6 +73,7 @@ cdef tuple _nothing = ()
 # Offsets of fewer tokens that the ids do not say are made anew at each reading; making a column of them takes longer.
 cdef enum:
     SHORT = 64
+    FEW = 8  # ids that an encoding has in itself
 
 
 @cython.final
@@ -118,7 +119,8 @@ cdef class QuickFrame:
 cdef class FreshEncoding:
     """The ids of one text; the columns of its subclass are made at the first that is asked for."""
 
-    cdef bytes raw  # count of them
+    cdef int32_t[FEW] few  # count of them; in raw if they are more
+    cdef bytes raw
     cdef Py_ssize_t count
     cdef bint parse_special
     cdef bint placed  # the ids say where they lie
@@ -132,7 +134,16 @@ cdef class FreshEncoding:
     cdef bint pads_left
 
     cdef int32_t* data(self):
+        if self.raw is None:
+            return self.few
         return <int32_t*> PyBytes_AS_STRING(self.raw)
+
+    cdef int32_t* room(self, Py_ssize_t count) except NULL:
+        """Where its ids are written."""
+        self.count = count
+        if count > FEW:
+            self.raw = PyBytes_FromStringAndSize(NULL, count * sizeof(int32_t))
+        return self.data()
 
     @property
     def ids(self):
@@ -229,7 +240,7 @@ cdef class FreshEncoding:
             if self.frame is None:
                 self.source.fill(made, self.row)
             else:
-                bare = np.frombuffer(self.raw, np.int32) if self.bare else None
+                bare = int32_array(self.data(), self.count) if self.bare else None
                 self.frame.sequences.fill_fresh(made, self.text, self.frame.frame, bare, self.parse_special)
             if self.columns is None:
                 self.columns = made.columns
@@ -271,9 +282,7 @@ cdef class EncodeEntry:
         cdef CallIds ids
         cdef bint placed = self.native.ids_into(text, parse_special, ids)
         cdef FreshEncoding made = new_of(<PyObject*> frame.type, <PyObject*> _nothing)
-        made.count = frame.around(ids.size())
-        made.raw = PyBytes_FromStringAndSize(NULL, made.count * 4)
-        frame.put(made.data(), ids)
+        frame.put(made.room(frame.around(ids.size())), ids)
         made.core, made.frame, made.text = self.native, frame, text
         made.parse_special, made.placed, made.bare = parse_special, placed and not bare, bare
         return made
@@ -346,8 +355,9 @@ cdef class EncodeEntry:
         for i in range(rows.count()):
             n = rows.length(i)
             made = new_of(<PyObject*> type, <PyObject*> _nothing)
-            made.raw = PyBytes_FromStringAndSize(<const char*> (flat.data() + at), n * 4)
-            made.count, made.padding = n, n - rows.without_padding(i)
+            if n:
+                memcpy(made.room(n), flat.data() + at, n * sizeof(int32_t))
+            made.padding = n - rows.without_padding(i)
             made.pads_left = padding is not None and padding.direction == "left"
             made.core, made.source, made.row = self.native, source, i
             out.append(made)

@@ -21,6 +21,7 @@ PIECES = [
 ]  # fmt: skip
 PIECES += ["##", "a##b", "\u2581", " \u2581a", "<0x41>", "\t", "\r\n", "it's", "HELLO", "#", "\x7f", "{}"]
 PIECES += ["<special>", " <mask>", "<r> ", "<tool>", "Ünïcödé", "\u00a0", "12345", "\x00", "\u212b"]
+PIECES += ["，。", "的 の", "Привет", "豈", "\u3000"]
 FILES = ["byte-level", "no trimming", "byte-level, prefix space", "roberta", "nfc", "bert", "sentence pieces"]
 MARKED = [
     "unigram", "unigram, marked blanks", "unigram, marked blanks, stripped", "bert, few added",

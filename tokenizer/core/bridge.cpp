@@ -57,15 +57,15 @@ CoreError current_error() {
   }
 }
 
-CallIds::CallIds() { std::swap(ids, Tokenizer::scratch().ids); }
+CallIds::CallIds() : scratch_(Tokenizer::scratch()) { std::swap(ids, scratch_.ids); }
 CallIds::~CallIds() {
-  if (!text_.empty()) std::swap(text_, Tokenizer::scratch().utf8);
+  if (!text_.empty()) std::swap(text_, scratch_.utf8);
   ids.clear();
-  std::swap(ids, Tokenizer::scratch().ids);
+  std::swap(ids, scratch_.ids);
 }
 
 std::string_view CallIds::utf8(const void* characters, size_t n, int width) {
-  if (text_.empty()) std::swap(text_, Tokenizer::scratch().utf8);
+  if (text_.empty()) std::swap(text_, scratch_.utf8);
   const size_t room = n * static_cast<size_t>(std::min(width + 1, 4)) + transcode_margin;
   if (text_.size() < room) text_ = ScratchVector<char>(room);
   const size_t size = utf8_of(characters, n, width, text_.data());
@@ -103,12 +103,15 @@ void Core::count(std::string_view text, size_t most, CallIds& call, size_t (&fou
   const Tokenizer::Counted all = tokenizer_->count(text, most, s.get(), call.ids);
   for (size_t i = 0; size_t value : {all.ids, all.before, all.from, all.fits, all.end}) found[i++] = value;
 }
-bool Core::char_spans(const int32_t* ids, size_t n, size_t characters, const char* ascii, Align* out) const {
-  return tokenizer_->char_spans(ids, n, characters, ascii, out);
+bool Core::char_spans(const int32_t* ids, size_t n, size_t characters, std::string_view text, bool ascii,
+                      Align* out) const {
+  return tokenizer_->char_spans(ids, n, characters, text, ascii, out);
 }
-bool Core::whole_spans(const int32_t* ids, size_t n, size_t characters, const char* ascii, Align* out) const {
-  return tokenizer_->whole_spans(ids, n, characters, ascii, out);
+bool Core::whole_spans(const int32_t* ids, size_t n, size_t characters, std::string_view text, bool ascii,
+                       Align* out) const {
+  return tokenizer_->whole_spans(ids, n, characters, text, ascii, out);
 }
+bool Core::spans_read_text() const { return tokenizer_->spans_read_text(); }
 void Core::encode(std::string_view text, bool parse_special, bool chars, bool trim, Encoded& out) const {
   ScratchFor s(text.size());
   tokenizer_->encode(text, parse_special, s.get(), out);

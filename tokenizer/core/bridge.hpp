@@ -22,6 +22,7 @@ namespace fasttoken {
 
 class DecodeStream;
 class Tokenizer;
+struct Scratch;
 
 struct CoreError {
   enum Kind : int { file, unsupported, text, stream, other, memory, tables };
@@ -47,6 +48,7 @@ class CallIds {
   IdBuffer ids;
 
  private:
+  Scratch& scratch_;  // of the thread that made it
   ScratchVector<char> text_;
 };
 
@@ -67,9 +69,11 @@ class Core {
   // Tokenizer::Cut and Counted, in bytes.
   void last_cut(std::string_view text, size_t& end, size_t& next) const;
   void count(std::string_view text, size_t most, CallIds& call, size_t (&found)[5]) const;
-  bool char_spans(const int32_t* ids, size_t n, size_t characters, const char* ascii, Align* out) const;
-  bool whole_spans(const int32_t* ids, size_t n, size_t characters, const char* ascii,
+  bool char_spans(const int32_t* ids, size_t n, size_t characters, std::string_view text, bool ascii,
+                  Align* out) const;
+  bool whole_spans(const int32_t* ids, size_t n, size_t characters, std::string_view text, bool ascii,
                    Align* out) const;  // not trimmed
+  bool spans_read_text() const;
   // chars: offsets in code points; trim: as the post-processor trims them.
   void encode(std::string_view text, bool parse_special, bool chars, bool trim, Encoded& out) const;
   void encode_batch(const std::vector<std::string_view>& texts, bool parse_special, bool chars, bool trim,

@@ -39,13 +39,12 @@ bool Rows::encode(const RowText& text, Chunk& chunk) const {
   if (!offsets_) return true;
   const size_t n = chunk.ids.size() - before;
   chunk.offsets.resize(before + n);
-  const char* const ascii = text.ascii ? utf8.data() : nullptr;
-  if (placed && core_.whole_spans(chunk.ids.data() + before, n, text.count, ascii, chunk.offsets.data() + before))
-    return true;
+  Align* const offsets = chunk.offsets.data() + before;
+  if (placed && core_.whole_spans(chunk.ids.data() + before, n, text.count, utf8, text.ascii, offsets)) return true;
   Encoded found;
   core_.encode(utf8, parse_special_, true, false, found);
   if (found.ids.size() != n) return false;
-  std::copy(found.offsets.begin(), found.offsets.end(), chunk.offsets.begin() + static_cast<ptrdiff_t>(before));
+  std::copy(found.offsets.begin(), found.offsets.end(), offsets);
   for (Encoded::Added& added : found.added) {
     added.index += static_cast<uint32_t>(before);
     chunk.added.push_back(std::move(added));

@@ -104,16 +104,20 @@ class Tokenizer {
   }
 
   // The offsets in code points of all ids that encode_ids() made of a text of so many characters, trimmed, if it
-  // said that this may be asked. ascii: the text, if it is no more; else null. False: encode() has to say.
-  bool char_spans(const int32_t* ids, size_t n, size_t characters, const char* ascii, Align* out) const {
-    if (!whole_spans(ids, n, characters, ascii, out)) return false;
+  // said that this may be asked. text: given if spans_read_text(); ascii: it is known that it is no more. False:
+  // encode() has to say.
+  bool char_spans(const int32_t* ids, size_t n, size_t characters, std::string_view text, bool ascii,
+                  Align* out) const {
+    if (!whole_spans(ids, n, characters, text, ascii, out)) return false;
     trim(ids, n, {}, 0, out);
     return true;
   }
   // The same, not trimmed.
-  bool whole_spans(const int32_t* ids, size_t n, size_t characters, const char* ascii, Align* out) const {
-    return spans_.known() && spans_.put(ids, n, characters, ascii, out);
+  bool whole_spans(const int32_t* ids, size_t n, size_t characters, std::string_view text, bool ascii,
+                   Align* out) const {
+    return spans_.known() && spans_.put(ids, n, characters, text, ascii, out);
   }
+  bool spans_read_text() const { return spans_.reads_text(); }
 
   Trim trim_of(uint32_t id) const { return id < trims_.size() ? trims_[id] : fasttoken::trim_of(token(id)); }
 
@@ -397,7 +401,7 @@ class Tokenizer {
         const size_t from = sink.out.size(), known = caches_.find(held[i], row);
         sink.out.finish(row + known);
         if (known) continue;
-        if (!make_between_blanks(held[i].text(), 0, false, s, sink)) return false;
+        if (!make_apart(held[i].text(), s, sink)) return false;
         caches_.put(held[i], sink.out.data() + from, sink.out.size() - from);
       }
       count = 0;
@@ -412,6 +416,22 @@ class Tokenizer {
     s.rewritten = rewritten;  // CharSpans looks at the text
     if (!done) sink.out.finish(sink.out.data() + before);
     return done;
+  }
+  // A stretch is cut further at characters that are tokens by themselves, as they are.
+  bool make_apart(std::string_view stretch, Scratch& s, IdSink& sink) const {
+    const char *from = stretch.data(), *const end = from + stretch.size();
+    const auto rest = [&](const char* to) {
+      const std::string_view part(from, static_cast<size_t>(to - from));
+      return part.empty() || make_between_blanks(part, 0, false, s, sink);
+    };
+    for (const char* p = from; cuts_own_ && p < end;) {
+      const char* const at = p;
+      if (spans_.kind_of(utf8_next(p)) != CharSpans::own) continue;
+      if (!rest(at)) return false;
+      model_.encode({at, static_cast<size_t>(p - at)}, s, sink);
+      from = p;
+    }
+    return rest(end);
   }
   // The same for all columns, which no cache has.
   bool stretches_between_blanks(std::string_view text, uint32_t base, Scratch& s, ColumnSink& sink) const {
@@ -502,6 +522,7 @@ class Tokenizer {
   void index_ids();
   void index_bytes();
   void index_spans();
+  void index_wide_spans();
 
   std::shared_ptr<const TableContent> content_;  // the memory that the tables are views of, if they were read
   Model model_;
@@ -526,6 +547,7 @@ class Tokenizer {
   std::optional<SpaceMarks> marks_;  // where the kernel cuts such a text
   bool plain_ascii_ = false;         // whether ASCII is cut as it is
   std::optional<Blanks> blanks_;     // where a text is cut at them
+  bool cuts_own_ = false;            // whether a stretch is cut at CharSpans::own
   bool puts_mark_ = false;           // whether a stretch without white space becomes one piece, a mark before it
   enum class Cuts : uint8_t { none, words, marks, letters } cuts_ = Cuts::none;
   std::array<bool, 256> strips_behind_{};  // the last bytes of added tokens that take the white space behind them

@@ -241,10 +241,10 @@ bool Tokenizer::plan_spans() {
         return c <= ' ' || std::tolower(c) != std::toupper(c);
       }))
     return false;
-  std::array<CharSpans::Byte, 256> bytes{};
+  std::array<CharSpans::Kind, 128> ascii{};
   Scratch s;
   for (char c = 1; c < 0x7F; ++c) {
-    CharSpans::Byte& known = bytes[static_cast<unsigned char>(c)];
+    CharSpans::Kind& known = ascii[static_cast<unsigned char>(c)];
     if (blanks_->is[static_cast<unsigned char>(c)]) known = CharSpans::blank;
     if (c <= ' ') continue;
     s.growth.start(1);
@@ -254,7 +254,9 @@ bool Tokenizer::plan_spans() {
     if (made.size() == 1 && (made[0] == c || made[0] == std::tolower(c)) && s.text.align(0).end == 1)
       known = CharSpans::kept;
   }
-  spans_.read_blanks(bytes, !pre_.drops_white_space(), inside);
+  const bool unigram = model_.kind == ModelKind::unigram, fuses = unigram && !model_.unigram.byte_fallback;
+  spans_.read_blanks(ascii, !pre_.drops_white_space(), fuses, inside);
+  cuts_own_ = !unigram;
   return true;
 }
 
@@ -294,6 +296,43 @@ void Tokenizer::index_spans() {
   for (size_t b = 0; b < 256; ++b)
     if (const char byte = static_cast<char>(b); ids[b] != Vocab::hole) spans_.add(ids[b], {&byte, 1});
   if (auto id = unknown_id()) spans_.leave_unsaid(*id);
+  if (of == CharSpans::Of::blanks) index_wide_spans();
+}
+
+// What becomes of each character of two or three bytes, which is tried out alone, and for a token by itself between
+// letters and beside itself: steps of works_between_blanks() ask no more. One of each record is, if that says all.
+void Tokenizer::index_wide_spans() {
+  using Kind = CharSpans::Kind;
+  const Unicode& u = ucd();
+  Scratch s;
+  std::array<std::optional<Kind>, 256> of_record{};
+  std::vector<std::string> pieces;
+  std::vector<Align> offsets;
+  const auto try_out = [&](uint32_t c, uint32_t& becomes) {
+    std::string text;
+    utf8_append(text, c);
+    s.growth.start(text.size());
+    s.text.start(text, 0, true, s.growth);
+    normalizer_.apply(s.text, s.pre.normalizer);
+    const std::string made(s.text.view());
+    if (cuts_own_ && !blanks_->strict && pre_.mark().empty() && made.find(text) != std::string::npos) {
+      pieces.clear();
+      pre_tokenize(normalize("a" + text + text + "a", s), s, pieces, offsets);
+      if (pieces == std::vector<std::string>{"a", text, text, "a"}) return Kind::own;
+    }
+    if (made.empty() || utf8_count(made) > 1 || !blanks_->has_none(made)) return Kind::other;
+    becomes = utf8_at(made.data());
+    const Align all = s.text.align(0);
+    return all.begin == 0 && all.end == text.size() ? Kind::kept : Kind::other;
+  };
+  for (uint32_t c = 0x80; c < 0x10000; ++c) {
+    if (graphemes().flags(c) & joins_others || c == blanks_->mark || (c >= 0xD800 && c < 0xE000)) continue;
+    std::optional<Kind> one, &kind = normalizer_.goes_by_record(c) ? of_record[u.record(c)] : one;
+    uint32_t becomes = c;
+    if (!kind) kind = try_out(c, becomes);
+    const bool own = *kind == Kind::kept && spans_.fuses() && model_.unigram.is_foreign(becomes);
+    spans_.add_wide(c, own ? Kind::own : *kind);
+  }
 }
 
 }  // namespace fasttoken

@@ -58,9 +58,14 @@ struct Blanks {
   }
   // Whether there is no white space in a text, nor a mark of it.
   bool has_none(std::string_view text) const {
-    for (const char *p = text.data(), *end = p + text.size(); p < end;) {
-      const uint32_t c = utf8_next(p);
-      if (c <= ' ' || (c >= 0x80 && (c == mark || ucd().is(c, rust_space)))) return false;
+    const unsigned char most =
+        mark == UINT32_MAX || mark < 0x4000 ? 0xE3 : 0xFF;  // of the first bytes of all of these
+    for (const char *p = text.data(), *end = p + text.size(); p < end; ++p) {
+      const unsigned char byte = static_cast<unsigned char>(*p);
+      if (byte <= ' ') return false;
+      if (byte < 0xC0 || byte > most) continue;
+      const uint32_t c = utf8_at(p);
+      if (c == mark || ucd().is(c, rust_space)) return false;
     }
     return true;
   }

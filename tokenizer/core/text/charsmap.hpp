@@ -50,7 +50,7 @@ class Charsmap {
     };
     for (const char* p = base; p < end;) {
       const char* const run = p;
-      for (const char* next; p < end && is_calm(p, next); p = next) {
+      for (const char* next; p < end && is_calm(clusters, p, next); p = next) {
       }
       if (p == end) break;
       if (p > run) p = utf8_back(p);  // it may be in a cluster with the next one
@@ -70,6 +70,9 @@ class Charsmap {
     out->keep(static_cast<size_t>(done - base), v.size());
     out->finish();
   }
+
+  // Whether no key is a beginning of the character; false for those of four bytes.
+  bool keeps(uint32_t c) const { return c < 0x10000 && kept_[c >> 6] >> (c & 63) & 1; }
 
  private:
   // Characters with HF's numbers: where a text is longer than the characters that it replaces, its last ones are
@@ -115,12 +118,11 @@ class Charsmap {
   };
 
   // Whether the character has no key, and is in no cluster with others of this kind.
-  bool is_calm(const char* p, const char*& next) const {
+  bool is_calm(const Graphemes& clusters, const char* p, const char*& next) const {
     next = p;
     const uint32_t c = utf8_next(next);
-    return keeps(c) && !(c >= 0x80 && graphemes().flags(c) & joins_others);
+    return keeps(c) && !(c >= 0x80 && clusters.flags(c) & joins_others);
   }
-  bool keeps(uint32_t c) const { return c < 0x10000 && kept_[c >> 6] >> (c & 63) & 1; }
   void index_characters() {
     kept_.assign(0x10000 / 64, UINT64_MAX);
     forget(offset(units_[0]), 0, 0x00, 0x80, 0);
@@ -143,8 +145,6 @@ class Charsmap {
     }
   }
 
-  static constexpr uint16_t joins_others = joins_back | joins_ahead | zero_width_joiner | conjunct_linker |
-                                           conjunct_extend | pictographic_extend | hangul_l | hangul_v | hangul_t;
   static constexpr size_t most_units = size_t{1} << 22;
 
   static uint32_t unit_at(const std::string& raw, size_t at) {

@@ -58,6 +58,12 @@ class Normalizer {
   bool has_charsmap() const {
     return !all([](const Step& step) { return step.kind != Kind::charsmap; });
   }
+  // Whether all that the steps of works_between_blanks() do with a character depends on its record alone.
+  bool goes_by_record(uint32_t c) const {
+    return !(ucd().quick(c) & (quick_canonical | quick_lower | quick_nfc)) && all([&](const Step& step) {
+      return step.kind != Kind::nfk && (step.kind != Kind::charsmap || step.charsmap->keeps(c));
+    });
+  }
   // Whether none of the steps of works_between_blanks() asks for more white space than one character.
   bool keeps_white_space() const {
     return all([](const Step& step) {

@@ -70,23 +70,37 @@ inline void to_characters(std::string_view text, std::vector<Align>& offsets) {
 //             stand for others
 //   token     [begun before it, less the one it continues; begun up to its end)      in characters, as in HF
 //   marks     a mark of a space counts as one; of a mark that was put before the text no character is left
-//   blanks    ASCII alone, which tokens are parted by (Blanks): they are passed over before a token. A mark or a
-//             prefix at a token's beginning counts nothing
+//   blanks    tokens are parted by them (Blanks): they are passed over before a token. A mark or a prefix at a
+//             token's beginning counts nothing. Of each character a table says what it becomes; a text with another
+//             is not known
+//   own       a character that is a token by itself, of whatever id; or, if unknown characters are fused, one that no
+//             token has, so that the unknown token stands for all of them in a row
 //
 //   invariants   made while loading and only read afterwards. A sum that is not the length of the text (white
 //                space that an added token swallowed) means that nothing is known
 class CharSpans {
  public:
   enum class Of : uint8_t { bytes, marks, blanks };
-  // Of blanks: what is known of each byte of a text.
-  enum Byte : uint8_t { other, kept, blank };
+  // Of blanks: what is known of each character of a text. kept: it stays, or one takes its place.
+  enum Kind : uint8_t { other, kept, blank, own };
 
   // marks: whether one may be put before the text. blanks: whether a token's mark stands for the one before it.
   void read_marks(bool puts_before) { of_ = Of::marks, marked_ = puts_before; }
-  void read_blanks(const std::array<Byte, 256>& bytes, bool marked, std::string_view inside) {
-    of_ = Of::blanks, bytes_ = bytes, marked_ = marked, inside_ = inside;
+  void read_blanks(const std::array<Kind, 128>& ascii, bool marked, bool fuses, std::string_view inside) {
+    of_ = Of::blanks, ascii_ = ascii, marked_ = marked, fuses_ = fuses, inside_ = inside;
   }
   Of of() const { return of_; }
+  bool reads_text() const { return of_ == Of::blanks; }
+  bool fuses() const { return fuses_; }
+  // Of characters from 0x80 to 0xFFFF, in order; those of the others are other.
+  void add_wide(uint32_t c, Kind kind) {
+    if (wide_.empty()) wide_.assign(0x10000 / 32, 0);
+    wide_[c >> 5] |= uint64_t{kind} << (c & 31) * 2;
+  }
+  Kind kind_of(uint32_t c) const {
+    if (c < 0x80) return ascii_[c];
+    return c < wide_.size() * 32 ? static_cast<Kind>(wide_[c >> 5] >> (c & 31) * 2 & 3) : other;
+  }
 
   void reserve(size_t ids) { counts_.assign(ids, 0); }
   // The bytes a token stands for in a text; marked: a mark at its beginning is not among them. False: it is too long
@@ -99,14 +113,17 @@ class CharSpans {
     return true;
   }
   void leave_unsaid(uint32_t id) { counts_[id] = unsaid; }
-  void tables(auto& io) { io(counts_); }
+  void tables(auto& io) { io(counts_, wide_); }
   bool known() const { return !counts_.empty(); }
   void forget() { counts_.clear(); }
 
-  // n rows at out, of a text of so many characters. ascii: the text if it is no more, else null. False: it is not
-  // known where they lie.
-  bool put(const int32_t* ids, size_t n, size_t characters, const char* ascii, Align* out) const {
-    if (of_ == Of::blanks) return ascii && between_blanks(ids, n, {ascii, characters}, out);
+  // n rows at out, of a text of so many characters, which is given if reads_text(); ascii: that is all it is. False:
+  // it is not known where they lie.
+  bool put(const int32_t* ids, size_t n, size_t characters, std::string_view text, bool ascii, Align* out) const {
+    if (of_ == Of::blanks) {
+      if (!inside_.empty() && text.find(inside_) != std::string_view::npos) return false;
+      return ascii ? between_blanks(ids, n, text, out) : between_blanks_wide(ids, n, text, out);
+    }
     size_t at = 0;
     for (size_t i = 0; i < n; ++i) {
       const uint32_t id = static_cast<uint32_t>(ids[i]);
@@ -129,10 +146,10 @@ class CharSpans {
   static constexpr uint16_t unsaid = UINT16_MAX;
 
   bool between_blanks(const int32_t* ids, size_t n, std::string_view text, Align* out) const {
-    const auto at_byte = [&](size_t at) { return bytes_[static_cast<unsigned char>(text[at])]; };
+    const auto at_byte = [&](size_t at) { return ascii_[static_cast<unsigned char>(text[at])]; };
     bool known = true;
     for (size_t i = 0; i < text.size(); ++i) known &= at_byte(i) != other;
-    if (!known || (!inside_.empty() && text.find(inside_) != std::string_view::npos)) return false;
+    if (!known) return false;
     uint32_t at = 0;
     const uint32_t end = static_cast<uint32_t>(text.size());
     for (size_t i = 0; i < n; ++i) {
@@ -149,10 +166,47 @@ class CharSpans {
     return at == end;
   }
 
+  // The same for a text of any characters, whose kinds are looked at one by one.
+  bool between_blanks_wide(const int32_t* ids, size_t n, std::string_view text, Align* out) const {
+    const char *p = text.data(), *const end = p + text.size(), *next = p;
+    uint32_t at = 0;
+    Kind now = other;
+    const auto look = [&] { now = p < end ? kind_of(utf8_next(next)) : other; };
+    const auto step = [&] {
+      p = next;
+      ++at;
+      look();
+    };
+    look();
+    for (size_t i = 0; i < n; ++i) {
+      const uint32_t id = static_cast<uint32_t>(ids[i]), before = at;
+      if (id >= counts_.size()) return false;
+      const uint32_t count = counts_[id];
+      while (now == blank) step();
+      const bool marked = marked_ && at > before && count != unsaid && (count & begins_marked);
+      if (marked && (at > before + 1 || before == 0)) return false;
+      out[i].begin = marked ? before : at;
+      if (now == own && (!fuses_ || count == unsaid)) {
+        do step();
+        while (fuses_ && now == own);
+      } else {
+        if (count == unsaid) return false;
+        for (uint32_t left = count & most; left > 0; --left) {
+          if (now != kept) return false;
+          step();
+        }
+      }
+      out[i].end = std::max(at, out[i].begin + 1);
+    }
+    while (now == blank) step();
+    return p == end;
+  }
+
   TableArray<uint16_t> counts_;
+  TableArray<uint64_t> wide_;  // two bits a character
   Of of_ = Of::bytes;
-  bool marked_ = false;
-  std::array<Byte, 256> bytes_{};
+  bool marked_ = false, fuses_ = false;
+  std::array<Kind, 128> ascii_{};
   std::string inside_;  // the prefix of a token inside a word: a text that has it can be read in two ways
 };
 

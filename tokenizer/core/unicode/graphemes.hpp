@@ -25,6 +25,9 @@ enum GraphemeFlag : uint16_t {
   hangul_lv = 1 << 12,
   hangul_lvt = 1 << 13,
 };
+// A character with none of these is in no cluster with others of which that holds.
+inline constexpr uint16_t joins_others = joins_back | joins_ahead | zero_width_joiner | conjunct_linker |
+                                         conjunct_extend | pictographic_extend | hangul_l | hangul_v | hangul_t;
 
 class Graphemes {
  public:

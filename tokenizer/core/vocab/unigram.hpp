@@ -4,7 +4,8 @@
 //
 //   exact   HF's order: positions ascending, tokens by length, a later sum wins only where it is greater; sums are of
 //           doubles from the start of the piece on. A character without a token of its own is unknown and counts as
-//           the least score less 10. Unknown characters in a row are one token
+//           the least score less 10. Unknown characters in a row are one token. A character that no token has
+//           (foreign) is in all ways
 //   bounds  no token is longer than `longest` bytes, so the work is linear in the piece. The bytes before a place
 //           that is in all ways are settled, and their memory used again. Without such a place a piece takes 16
 //           times its bytes
@@ -54,10 +55,15 @@ class Unigram {
   // False: its trie would be too sparse.
   bool finish_loading(const Vocab& vocab) {
     double least = std::numeric_limits<double>::infinity();
+    in_tokens_.assign(0x10000 / 64, 0);
     std::vector<ByteTrie::Entry> entries;
     for (uint32_t id = 0; id < vocab.end(); ++id) {
       least = std::min(least, score(id));
-      if (vocab.has(id) && !vocab.text(id).empty()) entries.push_back({vocab.text(id), id});
+      if (!vocab.has(id) || vocab.text(id).empty()) continue;
+      const std::string_view token = vocab.text(id);
+      entries.push_back({token, id});
+      for (const char *p = token.data(), *end = p + token.size(); p < end;)
+        if (const uint32_t c = utf8_next(p); c < 0x10000) in_tokens_[c >> 6] |= uint64_t{1} << (c & 63);
     }
     unknown_score_ = std::bit_cast<uint64_t>(least - 10.0);
     fallback_ = vocab.byte_tokens();
@@ -68,7 +74,10 @@ class Unigram {
     return built == ByteTrie::Built::yes;
   }
 
-  void tables(auto& io) { io(trie_, scores_, fallback_, unknown_score_); }
+  void tables(auto& io) { io(trie_, scores_, in_tokens_, fallback_, unknown_score_); }
+
+  // False: a token may have the character; ASCII and characters of four bytes are not looked at.
+  bool is_foreign(uint32_t c) const { return c >= 0x80 && c < 0x10000 && !(in_tokens_[c >> 6] >> (c & 63) & 1); }
 
   // Calls put(id, begin, end, is_text) for each token of the piece, which is not empty. is_text: the token is
   // unknown, and shown as the text that it stands for.
@@ -83,6 +92,12 @@ class Unigram {
     };
     double sum = 0;
     for (uint32_t begin = 0; begin < n;) {
+      if (const char* p = piece.data() + begin; is_foreign(utf8_next(p))) {
+        if (unknown_from == none) unknown_from = begin;
+        sum += std::bit_cast<double>(unknown_score_);
+        begin = static_cast<uint32_t>(p - piece.data());
+        continue;
+      }
       const uint32_t end = settle(piece, begin, sum, s);
       for (size_t i = s.cuts.size(); i-- > 0;) {
         const UnigramScratch::Cut cut = s.cuts[i];
@@ -116,7 +131,10 @@ class Unigram {
     clear_to(1);
     nodes[0].score = sum;
     uint32_t at = begin;
-    while (at < n && !(at == reach && at - begin >= settled_from)) {
+    const auto settled = [&] {
+      return at == reach && at > begin && (at - begin >= settled_from || is_foreign(utf8_at(piece.data() + at)));
+    };
+    while (at < n && !settled()) {
       clear_to(std::min<uint32_t>(at + std::max(trie_.deepest(), 4u), n) - begin + 1);
       const double so_far = nodes[at - begin].score;
       const uint32_t character = utf8_length(static_cast<unsigned char>(piece[at]));
@@ -157,7 +175,8 @@ class Unigram {
   }
 
   ByteTrie trie_;
-  TableArray<uint64_t> scores_;  // bits of doubles, by id
+  TableArray<uint64_t> scores_;     // bits of doubles, by id
+  TableArray<uint64_t> in_tokens_;  // a bit for each character of at most three bytes
   std::array<uint32_t, 256> fallback_{};
   uint64_t unknown_score_ = 0;
 };
