@@ -28,9 +28,10 @@ class RegexCompiler {
         i.memo = made_.memos;
         made_.memos += i.op == ReOp::run ? 2 : 1;  // a run also remembers the states of its loop
       }
+    const CharSet word = CharSet::flagged(onig_word);
     for (size_t i = 0; i < sets_.size(); ++i) {
       if (sets_[i].same(CharSet::one('\n'))) made_.newline = made_.classes.mask(i);
-      if (sets_[i].same(CharSet::flagged(onig_word))) made_.word = made_.classes.mask(i);
+      if (sets_[i].same(word)) made_.word = made_.classes.mask(i);
     }
     return std::move(made_);
   }

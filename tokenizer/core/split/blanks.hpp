@@ -60,12 +60,12 @@ struct Blanks {
   bool has_none(std::string_view text) const {
     const unsigned char most =
         mark == UINT32_MAX || mark < 0x4000 ? 0xE3 : 0xFF;  // of the first bytes of all of these
-    for (const char *p = text.data(), *end = p + text.size(); p < end; ++p) {
+    for (const char *p = text.data(), *const end = p + text.size(); p < end;) {
       const unsigned char byte = static_cast<unsigned char>(*p);
       if (byte <= ' ') return false;
-      if (byte < 0xC0 || byte > most) continue;
-      const uint32_t c = utf8_at(p);
-      if (c == mark || ucd().is(c, rust_space)) return false;
+      if (byte >= 0x80 && byte <= most)
+        if (const uint32_t c = utf8_at(p); c == mark || ucd().is(c, rust_space)) return false;
+      p += utf8_length(byte);
     }
     return true;
   }

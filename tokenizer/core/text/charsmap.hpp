@@ -218,6 +218,18 @@ class Charsmap {
     const auto whole = [&](uint32_t at) { return (at | 255) < units_.size(); };
     const uint32_t root = offset(units_[0]);
     if (!whole(root)) return false;
+    const auto is_place = [&](size_t place) {
+      return place <= texts_.size() &&
+             (place == texts_.size() || !utf8_continues(static_cast<unsigned char>(texts_[place])));
+    };
+    // Most maps have no broken unit, whether a walk meets it or not.
+    bool all = true;
+    for (uint32_t at = 0; at < units_.size() && all; ++at) {
+      const uint32_t unit = units_[at], next = at ^ offset(unit);
+      if (const uint32_t byte = label(unit); byte && byte < 256)
+        all = whole(next) && (!has_value(unit) || is_place(value(units_[next])));
+    }
+    if (all) return true;
     std::vector<bool> seen(units_.size());
     std::vector<uint32_t> open{root};
     seen[root] = true;
@@ -229,11 +241,7 @@ class Charsmap {
         if (label(unit) != byte) continue;
         const uint32_t next = from ^ byte ^ offset(unit);
         if (!whole(next)) return false;
-        if (has_value(unit)) {
-          const size_t place = value(units_[next]);
-          if (place > texts_.size()) return false;
-          if (place < texts_.size() && utf8_continues(static_cast<unsigned char>(texts_[place]))) return false;
-        }
+        if (has_value(unit) && !is_place(value(units_[next]))) return false;
         if (seen[next]) continue;
         seen[next] = true;
         open.push_back(next);

@@ -51,6 +51,7 @@ class WordPiece {
     if (n <= WordTable::longest) {
       uint32_t id = words_.find(word);
       if (id != WordTable::none) return out.push_back({id, 0, static_cast<uint32_t>(n)});
+      if (utf8_length(static_cast<unsigned char>(word[0])) == n) return put_unknown(n, out);
     }
     if (n > max_characters && utf8_count(word) > max_characters) return put_unknown(n, out);
     for (size_t at = 0; at < n;) {
