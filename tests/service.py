@@ -244,7 +244,7 @@ def is_empty(core: EngineCore) -> bool:
         and core.queues.empty
         and core.pool.live_leases == 0
         and core.pool.num_used == 0
-        and core.inbox.requests == core.inbox.tokens == 0
+        and core.inbox.requests == core.inbox.tokens == core.stepper.began == 0
     )
 
 

@@ -46,7 +46,7 @@ class Failures:
     last_error: str | None = None
     limit: int | None = None
     broken: bool = False
-    _hang_told: bool = False  # and nothing else has failed since
+    _hung: float = 0.0  # when the last step began that hung
 
     @property
     def healthy(self) -> bool:
@@ -102,15 +102,16 @@ class Failures:
         self.lifecycle.end(request, ExecutionError("the request could not be planned"))
         self.sinks.flush()
 
-    def hung(self, seconds: float) -> None:
-        """Give all callers an error for a step that may never return. The watchdog calls it."""
-        if not self._hang_told:
+    def hung(self, began: float) -> None:
+        """Give all callers an error for the step that began then and may never return. The watchdog calls it."""
+        seconds = time.monotonic() - began
+        if began != self._hung:
+            self._hung = began
             self.stats.hangs += 1
             log.error("a step has run for %.1f s", seconds, extra={"event": "hung", "seconds": seconds})
             self.events.emit("hung", seconds=seconds)
         error = TimeoutError(f"a step has run for {seconds:.1f} s")
         self._note(error)
-        self._hang_told = True
         self.lifecycle.tell_hung(error)
         self.sinks.flush()
 
@@ -130,7 +131,6 @@ class Failures:
 
     def _note(self, error: BaseException) -> None:
         self.last_error = f"{type(error).__name__}: {error}"
-        self._hang_told = False
 
 
 _LOOKS = 4  # per limit
@@ -139,7 +139,7 @@ _LOOKS = 4  # per limit
 class Watched(Protocol):
     began: float  # on the monotonic clock; 0 between steps
 
-    def hung(self, seconds: float) -> None: ...
+    def hung(self, began: float) -> None: ...
 
 
 class Watchdog:
@@ -198,5 +198,5 @@ class Watchdog:
             if watched.began:
                 self.busy = True
         elif began and time.monotonic() - began > self.limit:
-            watched.hung(time.monotonic() - began)
+            watched.hung(began)
         return began

@@ -106,9 +106,9 @@ class Stepper:
         ends waits for the interpreter's lock meanwhile."""
         return self.busy or (self.lifecycle.pending and not self.failures.broken)
 
-    def hung(self, seconds: float) -> None:
-        """Fail a step that has run for longer than it may. The watchdog calls it."""
-        self.failures.hung(seconds)
+    def hung(self, began: float) -> None:
+        """Fail the step that began then and has run for longer than it may. The watchdog calls it."""
+        self.failures.hung(began)
 
     def step(self) -> bool:
         """One step; the caller holds the step lock. False when there was nothing to do. It never raises for the sake

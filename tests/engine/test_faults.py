@@ -89,6 +89,9 @@ def test_when_every_step_fails_every_caller_is_told_and_the_engine_recovers_by_i
     [after] = submit(core, [chat(prompt(6, 1), 3)], sink)
     run_steps(core)
     assert text(sink, after) == generated(1, 3) and core.healthy
+    for began in (1.0, 1.0, 2.0):
+        core.stepper.hung(began)
+    assert heard.count("hung") == core.stats.hangs == 2, "once for each step that hangs"
 
 
 @pytest.mark.fault(58)
@@ -145,8 +148,7 @@ def test_an_answer_of_the_wrong_shape_fails_its_step(kind: str) -> None:
     [after, talk] = submit(core, [last_logprob(prompt(5, 1)), chat(prompt(6, 1), 8)], sink)
     run_steps(core)
     assert sink.ends[after.id][0].output.logprobs[0] == pytest.approx(expected_logprob(prompt(5, 1)))
-    assert text(sink, talk) == generated(1, 8)
-    assert is_empty(core)
+    assert text(sink, talk) == generated(1, 8) and is_empty(core)
 
 
 @pytest.mark.fault(58)
@@ -179,10 +181,8 @@ def test_a_number_that_the_executor_did_not_list_as_bad_is_found() -> None:
 @pytest.mark.fault(59)
 @pytest.mark.parametrize("site, kind", [("submit", "memory"), ("wait", "memory"), ("wait", "device memory")])
 def test_out_of_memory_shrinks_the_batch_and_tries_once_more(site: str, kind: str) -> None:
-    def large(batch: Any) -> bool:
-        return isinstance(batch, OneShotBatch) and len(batch.readout.rows) > 4
-
-    core = service_core(FaultyExecutor(Fault(kind, site, 0, 99, only=large)))
+    fault = Fault(kind, site, 0, 99, only=lambda one: isinstance(one, OneShotBatch) and len(one.readout.rows) > 4)
+    core = service_core(FaultyExecutor(fault))
     sink = Collect()
     requests = submit(core, [last_logprob(prompt(5, i)) for i in range(8)], sink)
     run_steps(core)

@@ -195,6 +195,20 @@ def test_the_watchdog_sees_a_step_that_hangs_behind_one_that_failed() -> None:
 
 
 @pytest.mark.feature("H13")
+@pytest.mark.parametrize("faults", [[Fault("raise", at=1)], [Fault("raise", at=1), Fault("raise", "submit", at=2)]])
+def test_a_step_behind_one_that_failed_is_neither_a_success_nor_a_failure_of_its_rows(faults: list[Fault]) -> None:
+    core = service_core(FaultyExecutor(*faults, num_blocks=256), chunk=64, overlap=True)
+    sink = Collect()
+    chats = [post(core, chat(prompt(9, i), 9), sink) for i in range(2)]
+    for _ in range(3):
+        core.step()
+    assert core.failures.in_a_row == core.stats.failed_steps == 1
+    run_steps(core)
+    check(sink, chats)
+    assert core.failures.in_a_row == 0 and is_empty(core)
+
+
+@pytest.mark.feature("H13")
 def test_a_step_behind_one_that_failed_keeps_the_rows_that_do_not_depend_on_it() -> None:
     core = service_core(FaultyExecutor(Fault("raise", at=1), num_blocks=256), chunk=64, overlap=True)
     core.pacer.share = 1.0
