@@ -270,7 +270,7 @@ class Tokenizer(ArrayMethods, ComponentMethods):
         """Encode and post-process; the settings are read here, once."""
         truncation, padding, parse_special = self._truncation, self._padding, not self._encode_special
         settings = add_special_tokens, fast, truncation, parse_special
-        source = RowSource(self._sequences, inputs, settings, padding)
+        source = RowSource(self._sequences, inputs, settings, padding, self._frames[add_special_tokens])
         firsts, seconds = [one.first for one in inputs], [one.second for one in inputs]
         rows: list[Encoding] | None = self._row_encodings(
             firsts, seconds, add_special_tokens, truncation, padding, parse_special, source, Encoding

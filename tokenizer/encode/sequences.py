@@ -186,16 +186,28 @@ class Sequences:
 
 
 class RowSource:
-    """The columns of encodings that were made of rows, but for their ids: by the general way, for one sample each."""
+    """The columns of encodings that were made of rows, but for their ids, for one sample each. ``frame``: around a
+    single text that is not truncated; without one the general way makes them."""
 
     def __init__(
-        self, sequences: Sequences, inputs: list[EncodeInput], settings: tuple[Any, ...], padding: Padding | None
+        self,
+        sequences: Sequences,
+        inputs: list[EncodeInput],
+        settings: tuple[bool, bool, Truncation | None, bool],
+        padding: Padding | None,
+        frame: Frame | None,
     ) -> None:
         self._sequences, self._inputs, self._settings, self._padding = sequences, inputs, settings, padding
+        self._frame = frame
         self.padded_to = 0
 
     def fill(self, fresh: Encoding, row: int) -> None:
-        made = self._sequences.finished(self._inputs[row], *self._settings)
+        given, (_, fast, truncation, parse_special) = self._inputs[row], self._settings
+        made, frame = Encoding(), None if fast or given.second is not None else self._frame
+        if frame is not None and isinstance(given.first, str):
+            self._sequences.fill_fresh(made, given.first, frame, None, parse_special)
+        if not len(made) or (truncation is not None and len(made) > truncation.max_length):
+            made = self._sequences.finished(given, *self._settings)
         if self._padding is not None:
             self._padding.put(made, self.padded_to)
         fresh._columns = made._columns
