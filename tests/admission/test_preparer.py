@@ -108,6 +108,7 @@ def test_cache_and_salt(preparer: Preparer) -> None:
     salts = {prepared(salt=name).salt for name in ("a", "b", "A", "0", "\x00", "x" * 256)}
     assert len(salts) == 6 and 0 not in salts and all(0 < salt < 1 << 63 for salt in salts)
     assert prepared(salt="a").salt == salt_number("a")
+    assert len({salt_number(str(tenant)) for tenant in range(1 << 17)}) == 1 << 17
     for bad in ("", "x" * 257, 5, b"a", ["a"]):
         with pytest.raises(InvalidRequest, match=r"^salt: "):
             prepared(salt=bad)
