@@ -59,13 +59,18 @@ cdef class OneShotGroup:
         self.rows, self.deferred, self.folds, self.publish = [], [], [], []
         self.c = new COneShotGroup(pool.c[0])
         self.c.begin(most)
-        for r in requests:
-            if self.c.done() or not self.admit(r):
-                break
-        self.c.end()
-        self.left = (self.c.left().tokens, self.c.left().rows, self.c.left().logits_bytes)
-        self.fold()
-        self.keep(0)
+        try:
+            for r in requests:
+                if self.c.done() or not self.admit(r):
+                    break
+            self.c.end()
+            self.left = (self.c.left().tokens, self.c.left().rows, self.c.left().logits_bytes)
+            self.fold()
+            self.keep(0)
+        except:
+            for _, lease, _ in self.rows:
+                pool.release(lease)
+            raise
 
     def __dealloc__(self):
         del self.c

@@ -445,7 +445,7 @@ def _size(value: Any, each: int) -> int:
     if value is None or isinstance(value, str):
         return len(value or "")
     listed = isinstance(value, (list, tuple)) and value and isinstance(value[0], (str, list, tuple, Mapping))
-    if listed and set(map(type, value)) == {str}:  # the labels of most questions
+    if listed and len(value) <= JOB_TASKS and set(map(type, value)) == {str}:  # the labels of most questions
         return VALUE_CHARS + (each + VALUE_CHARS) * len(value) + sum(map(len, value))
     try:
         length = len(value)

@@ -1,4 +1,4 @@
-"""Stepper: one step, taken by the thread that holds the step lock; StepLoop: who takes the steps.
+"""Stepper: one step, taken by the thread that holds the step lock; StepLoop: the threads that take them.
 
     take in -> plan -> pack -> submit -> wait -> postprocess
 

@@ -1,5 +1,5 @@
-"""What steps cost, learnt from measured ones. CostModel predicts the seconds of a step or a request; Pacer says how
-much OneShot work a step may carry beside running rows.
+"""CostModel learns the cost of steps from measured ones and predicts the seconds of a step or a request. Pacer says
+how much OneShot work a step may carry beside running rows.
 
     seconds = constant + a * tokens + b * keys + c * lm_rows        each coefficient >= 0
 

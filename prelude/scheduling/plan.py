@@ -34,7 +34,7 @@ from prelude.records import dataclass, field, replace
 from prelude.scheduling.request import Request, State
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class OneShotRow:
     """``skip`` trunk tokens come from the cache; ``publish`` blocks of the lease receive the KV of the tokens after
     them."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from prelude._native.core import OneShotGroup
 from prelude.admission.prepared import Prepared
 from prelude.errors import DeadlineExceeded, RequestCancelled
 from prelude.scheduling.request import State
@@ -287,3 +288,11 @@ def test_a_request_that_is_never_cached_neither_leads_nor_follows() -> None:
     assert run_steps(core) == 1
     assert core.stats.deferrals == 0 and core.pool.num_cached == 0
     check(sink, requests)
+
+
+def test_a_group_whose_requests_cannot_be_read_to_their_end_holds_nothing() -> None:
+    core = rubric_core()
+    requests = [core.request(last_logprob(prompt(16, 1), cache="always"), Collect()), None]
+    with pytest.raises(TypeError, match="a request is None"):
+        OneShotGroup(core.pool, core.budgets.limits, requests, 64, 64, 1 << 30, -1, *[False] * 3)
+    assert core.pool.live_leases == core.pool.num_used == 0

@@ -24,7 +24,7 @@ PIECES += ["<special>", " <mask>", "<r> ", "<tool>", "Ünïcödé", "\u00a0", "1
 PIECES += ["，。", "的 の", "Привет", "豈", "\u3000"]
 FILES = ["byte-level", "no trimming", "byte-level, prefix space", "roberta", "nfc", "bert", "sentence pieces"]
 MARKED = [
-    "unigram", "unigram, marked blanks", "unigram, marked blanks, stripped", "bert, few added",
+    "unigram", "unigram, marked blanks", "unigram, marked blanks, stripped", "unigram, bytes", "bert, few added",
     "sentence pieces, few added",
 ]  # fmt: skip
 
@@ -55,7 +55,8 @@ def unigram(name: str) -> tuple[Tokenizer, Any]:
     words = ["Hello", "the", "it", "a", "HEL", "LO", "\u2581", "\u2581the", "\u2581it", "\u2581a", "\u2581Hel"]
     vocab = [("<unk>", 0.0), *((word, -float(at)) for at, word in enumerate(words, 2))]
     vocab += [(character, -20.0) for character in "Helothits'HEL123#b"]
-    theirs = tokenizers.Tokenizer(tokenizers.models.Unigram(list(dict(vocab).items()), 0, False))
+    vocab += [(f"<0x{byte:02X}>", -30.0) for byte in range(256 * ("bytes" in name))]
+    theirs = tokenizers.Tokenizer(tokenizers.models.Unigram(list(dict(vocab).items()), 0, "bytes" in name))
     marks = pre_tokenizers.Metaspace()
     apart = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), marks])
     theirs.pre_tokenizer = marks if "blanks" in name else apart

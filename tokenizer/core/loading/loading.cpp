@@ -293,14 +293,18 @@ void Tokenizer::index_spans() {
   }
   if (of == CharSpans::Of::bytes) return;
   const std::array<uint32_t, 256> ids = model_.vocab.byte_tokens();
-  for (size_t b = 0; b < 256; ++b)
-    if (const char byte = static_cast<char>(b); ids[b] != Vocab::hole) spans_.add(ids[b], {&byte, 1});
+  for (size_t b = 0; b < 256; ++b) {
+    if (ids[b] == Vocab::hole) continue;
+    const char byte = static_cast<char>(b);
+    spans_.add(ids[b], {&byte, 1});
+    if (model_.kind == ModelKind::unigram) spans_.leave_unsaid(ids[b]);  // each stands for all unknown ones in a row
+  }
   if (auto id = unknown_id()) spans_.leave_unsaid(*id);
   if (of == CharSpans::Of::blanks) index_wide_spans();
 }
 
-// What becomes of each character of two or three bytes, which is tried out alone, and for a token by itself between
-// letters and beside itself: steps of works_between_blanks() ask no more. One of each record is, if that says all.
+// Tries out each character of two or three bytes alone, and between letters and beside itself if it may be a token by
+// itself: no step of works_between_blanks() looks further. If the record says all, one character of it is tried.
 void Tokenizer::index_wide_spans() {
   using Kind = CharSpans::Kind;
   const Unicode& u = ucd();

@@ -81,7 +81,7 @@ inline void to_characters(std::string_view text, std::vector<Align>& offsets) {
 class CharSpans {
  public:
   enum class Of : uint8_t { bytes, marks, blanks };
-  // Of blanks: what is known of each character of a text. kept: it stays, or one takes its place.
+  // Of blanks: the kind of each character of a text. kept: it stays, or one takes its place.
   enum Kind : uint8_t { other, kept, blank, own };
 
   // marks: whether one may be put before the text. blanks: whether a token's mark stands for the one before it.
