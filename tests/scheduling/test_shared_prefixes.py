@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from prelude._native.core import OneShotGroup
+
 from prelude.admission.prepared import Prepared
 from prelude.errors import DeadlineExceeded, RequestCancelled
 from prelude.scheduling.request import State
