@@ -67,7 +67,7 @@ cdef class OneShotGroup:
             self.left = (self.c.left().tokens, self.c.left().rows, self.c.left().logits_bytes)
             self.fold()
             self.keep(0)
-        except:
+        except BaseException:
             for _, lease, _ in self.rows:
                 pool.release(lease)
             raise
