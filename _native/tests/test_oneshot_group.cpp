@@ -251,7 +251,31 @@ class Model {
   std::vector<std::unique_ptr<Chat>> chats;
 };
 
+// Blocks of one hash and other tokens: the first product of the hash is 0.
+static void same_hash() {
+  const Tokens one{0x7F4A7C15, static_cast<int32_t>(0x9E3779B9), 1, 2}, other{one[0], one[1], 3, 4};
+  CHECK(content_hash(one.data(), 4, 0) == content_hash(other.data(), 4, 0));
+  const FoldPlace place{0, kNoNode, nullptr, 0};
+  FoldFinder folds(4);
+  folds.admit(folds.offer(place, one.data(), 4, 4), 0, place, one.data(), 4);
+  CHECK(folds.offer(place, other.data(), 4, 4).tokens == 4);
+}
+
+// A state behind the blocks that are published is no node's.
+static void state_of_more() {
+  BlockAllocator blocks(4, 1);
+  PrefixTrie trie(blocks, 1);
+  KvPool pool(trie, true, 0, 1);
+  const Tokens tokens{1, 2, 3, 4};
+  Lease lease;
+  CHECK(pool.attach(tokens.data(), 4, 0, 3, &lease).ok() && pool.take(lease, 3, false).ok());
+  pool.keep_states(lease, 0, 3, 3, false);
+  CHECK(trie.states().num_free() == 0 && pool.publish(lease, tokens.data(), 2, 0, false, true).ok());
+  CHECK(trie.states().num_kept() == 0 && trie.states().num_free() == 1 && pool.release(lease).ok());
+}
+
 int main(int argc, char** argv) {
+  same_hash(), state_of_more();
   const int64_t steps = argc > 1 ? std::atoll(argv[1]) : 6000;
   Random random(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1);
   int64_t folded = 0, folded_late = 0, deferred = 0, borrowed = 0, published = 0, hits = 0;

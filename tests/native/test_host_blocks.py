@@ -149,6 +149,21 @@ def test_a_run_shorter_than_the_least_is_computed_again() -> None:
     assert machine.ask(long) == 4 and machine.counts("copied_in") == (4,)
 
 
+def test_host_memory_gives_up_blocks_in_the_order_in_which_prompts_asked_for_them() -> None:
+    machine = Machine(2, 4, least=2 * SIZE)
+    again = prompt(1, 2, 0)  # too short a run comes back for it, so that it is computed again
+    for tokens in (again, prompt(2, 2), again, prompt(3, 2), prompt(4, 2)):
+        assert machine.ask(tokens) == 0
+    assert machine.ask(prompt(2, 2)) == 2
+    machine = Machine(4, 4)
+    for seed in (10, 11):
+        machine.ask(np.concatenate([prompt(1, 2, 0), prompt(seed, 1)]))
+    for seed in range(20, 26):
+        machine.ask(prompt(seed, 1))
+    machine.ask(prompt(2, 4))
+    assert machine.counts("copied_out") == (3 + 1 + 6,), "a beginning that was asked for twice stays"
+
+
 def test_blocks_that_are_in_use_are_not_evicted_for_those_that_come_back() -> None:
     machine = Machine(8, 32)
     first, second = prompt(1, 6), prompt(2, 6)

@@ -77,9 +77,9 @@ def test_a_hundred_requests_compute_a_prefix_once(fold: bool, kind: str) -> None
     sink = Collect()
     rubric = prompt(400, 5)
     make = (lambda t: chat(t, 2)) if kind == "chat" else last_logprob
-    requests = [post(core, make(tokens), sink) for tokens in tails(100, 12, rubric)]
+    requests = [post(core, make(tokens), sink) for tokens in tails(98, 12, rubric) + tails(2, 1, rubric)]
     run_steps(core)
-    assert core.stats.prefill_tokens == 400 + 100 * 12
+    assert core.stats.prefill_tokens == 400 + 98 * 12 + 2
     check(sink, requests)
 
 
