@@ -70,14 +70,12 @@ class AdmissionContext:
         return self.frames[0]
 
 
-def require_lm_head(ctx: AdmissionContext, task: Task) -> None:
-    if ctx.limits.lm_head:
-        return
+def no_lm_head(ctx: AdmissionContext, task: Task) -> InvalidRequest:
     kind = "is an encoder, which sees a whole text at once" if ctx.limits.bidirectional else "has no such head"
     pairs = ""
     if ctx.limits.bidirectional and "classify(prompt)" in served(ctx):
         pairs = "; classify((question and option, state)) reads its own head, in the text form that it was trained on"
-    raise InvalidRequest(
+    return InvalidRequest(
         f"this task needs a language-model head, and this model {kind}: it serves {served(ctx)}, and cannot score or "
         f"write text; load a decoder (a …ForCausalLM checkpoint) for that{pairs}",
         field=type(task).__name__,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from prelude.admission.context import AdmissionContext, require_lm_head
+from prelude.admission.context import AdmissionContext, no_lm_head
 from prelude.admission.logprobs import prompt_readout, top_limit
 from prelude.admission.prepared import Outcome, Parts, TokenTree
 from prelude.admission.prompts import TRUNCATIONS, Encoded, encode_prompt
@@ -39,7 +39,8 @@ def prepare_generate(ctx: AdmissionContext, scope: TokenizationScope, task: Gene
             "(the second finds the prompt in the prefix cache)",
             field="params.prompt_logprobs",
         )
-    require_lm_head(ctx, task)
+    if not ctx.limits.lm_head:
+        raise no_lm_head(ctx, task)
     sampling = resolve(ctx, params, wanted)
     encoded = encode_generate(ctx, scope, task, wanted)
     ids = encoded.token_ids

@@ -15,12 +15,11 @@ from typing import Any
 from prelude.admission.context import AdmissionContext
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
 from prelude.values import validation
+from prelude.values.validation import PLAIN_TYPES
 
 MAX_VALUES = 1 << 15
 MAX_DEPTH = 64
 MAX_ROLE = 64  # characters
-VALUE_CHARS = 16  # the cost of preparing one value, in characters
-_PLAIN = frozenset([str, int, float, bool, type(None)])
 
 
 class TooLarge(dict[str, Any]):
@@ -67,31 +66,12 @@ class _Copies:
         self._left -= len(value)
         depth -= 1
         if table:
-            return {key: item if type(item) in _PLAIN else self.of(item, depth) for key, item in value.items()}
-        return [item if type(item) in _PLAIN else self.of(item, depth) for item in value]
+            return {key: item if type(item) in PLAIN_TYPES else self.of(item, depth) for key, item in value.items()}
+        return [item if type(item) in PLAIN_TYPES else self.of(item, depth) for item in value]
 
 
 def too_large(depth: int) -> TooLarge:
     return TOO_MANY if depth else TOO_DEEP
-
-
-def rough_size(messages: Any, enough: int) -> int:
-    """Count the characters and values that preparing is going to look at, up to ``enough``."""
-    size = 0
-    ahead: list[Any] = [messages]
-    while ahead and size < enough:
-        value = ahead.pop()
-        size += VALUE_CHARS
-        if isinstance(value, str):
-            size += len(value)
-        elif isinstance(value, (list, tuple)):
-            ahead.extend(value)
-        elif isinstance(value, Mapping):
-            size += VALUE_CHARS * len(value)
-            ahead.extend(value.values())
-        elif type(value) not in _PLAIN:
-            size += enough  # the template may read any part of it
-    return size
 
 
 # ------------------------------------------------------------------ checking
@@ -130,7 +110,7 @@ def shorten_messages(
     """Messages of more than ``max_chars`` characters with their texts cut, as one text, to the characters that the
     other fields leave; and how many characters were cut. Other messages stay as they are, and with
     ``truncation="error"`` all do."""
-    if truncation == "error" or rough_size(messages, ctx.max_chars) < ctx.max_chars:
+    if truncation == "error" or validation.rough_size(messages, ctx.max_chars) < ctx.max_chars:
         return messages, 0
     total = 0
 
@@ -208,7 +188,7 @@ class _Account:
         kind = type(value)
         if isinstance(value, str):
             self._text(value, path)
-        elif kind in _PLAIN:
+        elif kind in PLAIN_TYPES:
             return
         elif kind is TooLarge:
             raise RequestTooLarge(value.reason, field=written(path))

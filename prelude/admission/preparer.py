@@ -7,17 +7,17 @@ the cache mode, the tenant's salt, and the check that the model has the head tha
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args
 
 from prelude.admission.chat import ChatRenderer
-from prelude.admission.context import CHARS_PER_TOKEN, AdmissionContext, require_lm_head, served
+from prelude.admission.context import CHARS_PER_TOKEN, AdmissionContext, no_lm_head, served
 from prelude.admission.decide import asks_fitted, decision_of, named, prepare_decide
 from prelude.admission.fitted import prepare_fitted
 from prelude.admission.heads import prepare_marked, prepare_masked
-from prelude.admission.prepared import Admitted, Outcome, Parts, Prepared, classify
+from prelude.admission.prepared import Admitted, Parts, Prepared, classify
 from prelude.admission.snapshot import snapshot
 from prelude.admission.template import CHAT_TEMPLATE, DecisionTemplate
 from prelude.admission.tokenization import Encoder, TokenizationScope
@@ -145,7 +145,7 @@ class Preparer:
                     said = "this model is an encoder, and keeps nothing of a prompt for later ones"
                     raise InvalidRequest(f"{said}; it serves {served(ctx)}", field=type(task).__name__)
             elif readout.needs_lm_head and not ctx.limits.lm_head and not parts.masked:
-                require_lm_head(ctx, task)
+                raise no_lm_head(ctx, task)
             validation.one_of(task.cache, "cache", _CACHE_MODES)
             cache = ctx.config.default_cache if task.cache == "auto" else task.cache
             salt = 0 if task.salt is None else salt_number(validation.salt(task.salt) or "")
@@ -192,17 +192,3 @@ class Preparer:
 def salt_number(salt: str) -> int:
     """Return a 63-bit number that separates this tenant's prefixes from all others; never 0, which is no salt."""
     return int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little") >> 1 or 1
-
-
-def finish_all(
-    admitted: Sequence[Any], calls: Sequence[Any], ends: Iterable[tuple[Outcome | None, BaseException | None]]
-) -> list[Any]:
-    """Return the caller's results, in order; errors are values. Runs in the caller's thread, or in its loop.
-    ``calls``: the objects that have the ``timeline`` of each."""
-    results: list[Any] = []
-    for item, call, (outcome, error) in zip(admitted, calls, ends):
-        try:
-            results.append(error if outcome is None else item.result(outcome, call.timeline))
-        except Exception as raised:
-            results.append(raised)
-    return results

@@ -1,36 +1,18 @@
-"""The steps of a call that has options, more tasks than a turn, or an error. Both engines share them."""
+"""The steps of a call that has more tasks than a turn, or an error. Both engines share them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from prelude.errors import InvalidRequest, PreludeError, shown
-from prelude.runtime.core import Call
-from prelude.scheduling.timeline import Timeline
-from prelude.values.options import RequestOptions, merge_options
-
-Options: TypeAlias = RequestOptions | Sequence[RequestOptions] | None
+from prelude.runtime.core import Options, make_calls
+from prelude.values.options import merge_options
 
 # A call of more tasks is as many calls as it takes, each begun in a turn of its own.
 PART_TASKS = 512
 TURN_RESULTS, TURN_PAIRS = 64, 1 << 13  # made before the loop gets its turn; of more pairs, on a thread
-
-
-def make_calls(count: int, options: Options, keywords: Mapping[str, Any]) -> list[Call]:
-    """One a task: the same options for all, or one for each. Tasks with the same options share a call, unless each
-    has a timeline."""
-    if isinstance(options, Sequence):
-        if keywords or len(options) != count:
-            raise InvalidRequest(f"{len(options)} for {count} tasks; give one for all or one each", field="options")
-        return [_call(merge_options(one, {}, f"options[{at}]")) for at, one in enumerate(options)]
-    one = merge_options(options, keywords)
-    return [_call(one) for _ in range(count)] if one.trace else [_call(one)] * count
-
-
-def _call(options: RequestOptions) -> Call:
-    return Call(options, options.expires(), Timeline() if options.trace else None)
 
 
 def first_error(results: list[Any], return_exceptions: bool) -> list[Any]:

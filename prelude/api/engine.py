@@ -16,9 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from prelude.admission.messages import VALUE_CHARS, rough_size
-from prelude.admission.prepared import Admitted, Outcome
-from prelude.admission.preparer import Preparer, finish_all
+from prelude.admission.prepared import Admitted
+from prelude.admission.preparer import Preparer
 from prelude.admission.snapshot import PROMPT_FIELDS, snapshot
 from prelude.api.async_streams import AsyncTextStream
 from prelude.api.base import Health, not_loaded
@@ -26,9 +25,7 @@ from prelude.api.call_steps import (
     PART_TASKS,
     TURN_PAIRS,
     TURN_RESULTS,
-    Options,
     first_error,
-    make_calls,
     parts,
     task_list,
 )
@@ -38,14 +35,15 @@ from prelude.api.verbs import Ask, AskStream, AsyncVerbs, RequestKeywords
 from prelude.api.windows import WINDOW_ROWS
 from prelude.errors import ConfigError, EngineClosed, ExecutionError, shown, starting_thread
 from prelude.results import Explanation
-from prelude.runtime.core import PLAIN, Call, EngineCore
+from prelude.runtime.core import Call, EngineCore, Options, finish_all, make_calls, mark_all
 from prelude.runtime.events import Listener
-from prelude.runtime.handover import CompletionQueue, LoopSink, Turn
+from prelude.runtime.handover import CompletionQueue, Completions, LoopSink, Turn
 from prelude.scheduling.request import Request
 from prelude.tasks import Generate, R, Task, TaskOf
 from prelude.terminal.progress import Advance, Progress
 from prelude.values.config import EngineConfig
 from prelude.values.options import RequestOptions
+from prelude.values.validation import rough_size
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -251,14 +249,11 @@ class AsyncEngine(AsyncVerbs):
         engine, loop = self._engine or self.engine, get_running_loop()
         core, preparer = engine._core, engine._preparer
         completions, turn = self._ways(loop, engine)
-        plain = options is None and not keywords
-        calls = [PLAIN] * len(tasks) if plain else make_calls(len(tasks), options, keywords)
+        calls = make_calls(len(tasks), options, keywords)
         timed = [call for call in calls if call.timeline is not None]
-        for call in timed:
-            call.mark("prompt")
+        mark_all(timed, "prompt")
         with core.reserve(len(tasks)) as places:
-            for call in timed:
-                call.mark("accept")
+            mark_all(timed, "accept")
             room = places.left
             given = tasks if room == len(tasks) else tasks[:room]
             if sum(map(text_size, given)) > INLINE_CHARS:
@@ -266,8 +261,7 @@ class AsyncEngine(AsyncVerbs):
             else:
                 admitted = preparer.prepare_all(given)
             admitted += [core.inbox.full() for _ in tasks[room:]]
-            for call in timed:
-                call.mark("tokenise")
+            mark_all(timed, "tokenise")
             sink = LoopSink(completions, len(tasks), progress)
             requests = core.requests(admitted, calls, sink, places, completions)
             live = [one for one in requests if isinstance(one, Request)]
@@ -286,29 +280,29 @@ class AsyncEngine(AsyncVerbs):
             raise
         readouts = [None if isinstance(item, Exception) else item.prepared.readout for item in admitted]
         sizes = [0 if readout is None else readout.result_size for readout in readouts]
-        ends = [sink.ends[one.id] if isinstance(one, Request) else (None, one) for one in requests]
         if len(sizes) <= TURN_RESULTS and sum(sizes) <= TURN_PAIRS:
-            return finish_all(admitted, calls, ends)
-        return await self._finish(admitted, calls, ends, sizes)
+            return finish_all(admitted, calls, requests, sink.ends)
+        return await self._finish(admitted, calls, requests, sink.ends, sizes)
 
     async def _finish(
         self,
         admitted: list[Admitted | Exception],
         calls: Sequence[Call],
-        ends: Sequence[tuple[Outcome | None, BaseException | None]],
+        requests: list[Request | Exception],
+        ends: Completions,
         sizes: list[int],
     ) -> list[Any]:
         """``finish_all``; the loop gets its turn in between, and large results are made on a thread. ``sizes``: pairs
         of a token and its logprob of each result."""
         results: list[Any] = []
         at = 0
-        while at < len(ends):
+        while at < len(requests):
             end, pairs = at + 1, sizes[at]
-            while end < min(at + TURN_RESULTS, len(ends)) and pairs + sizes[end] <= TURN_PAIRS:
+            while end < min(at + TURN_RESULTS, len(requests)) and pairs + sizes[end] <= TURN_PAIRS:
                 pairs += sizes[end]
                 end += 1
             part = slice(at, end)
-            given = (admitted[part], calls[part], ends[part])
+            given = (admitted[part], calls[part], requests[part], ends)
             with starting_thread():
                 results += await asyncio.to_thread(finish_all, *given) if pairs > TURN_PAIRS else finish_all(*given)
             await asyncio.sleep(0)
@@ -445,8 +439,6 @@ def _size(value: Any, each: int) -> int:
     if value is None or isinstance(value, str):
         return len(value or "")
     listed = isinstance(value, (list, tuple)) and value and isinstance(value[0], (str, list, tuple, Mapping))
-    if listed and len(value) <= JOB_TASKS and set(map(type, value)) == {str}:  # the labels of most questions
-        return VALUE_CHARS + (each + VALUE_CHARS) * len(value) + sum(map(len, value))
     try:
         length = len(value)
     except TypeError:

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from prelude.admission.preparer import finish_all
 from prelude.api.base import EngineBase
-from prelude.api.call_steps import Options, first_error, make_calls, task_list
+from prelude.api.call_steps import first_error, task_list
 from prelude.api.compound import drive
 from prelude.api.text_streams import TextStream
 from prelude.api.verbs import Ask, AskStream, RequestKeywords, Verbs
 from prelude.api.windows import WINDOW_ROWS
-from prelude.runtime.core import PLAIN
+from prelude.runtime.core import Options, finish_all, make_calls, mark_all
 from prelude.runtime.handover import BlockingSink
 from prelude.scheduling.request import Request
 from prelude.tasks import R, TaskOf
@@ -172,20 +171,17 @@ class Engine(Verbs, EngineBase):
     ) -> list[Any]:
         """``run_many`` with errors as results."""
         core, count = self._core, len(tasks)
-        calls = [PLAIN] * count if options is None and not keywords else make_calls(count, options, keywords)
+        calls = make_calls(count, options, keywords)
         timed = [call for call in calls if call.timeline is not None]
-        for call in timed:
-            call.mark("prompt")
+        mark_all(timed, "prompt")
         sink = BlockingSink(progress)
         with core.reserve(count) as places:
             room = places.left
-            for call in timed:
-                call.mark("accept")
+            mark_all(timed, "accept")
             admitted = self._preparer.prepare_all(tasks if room == count else tasks[:room])
             if room < count:
                 admitted.extend([core.inbox.full() for _ in calls[room:]])
-            for call in timed:
-                call.mark("tokenise")
+            mark_all(timed, "tokenise")
             requests = core.requests(admitted, calls, sink, places)
             live = [one for one in requests if isinstance(one, Request)]
             sink.expected = len(live)
@@ -199,9 +195,7 @@ class Engine(Verbs, EngineBase):
                     for one in live:
                         core.cancel(one)
                     raise
-        ends = sink.ends
-        told = [ends[one.id] if isinstance(one, Request) else (None, one) for one in requests]
-        return finish_all(admitted, calls, told)
+        return finish_all(admitted, calls, requests, sink.ends)
 
     def _run_each(self, tasks: Sequence[Any]) -> None:
         self.run_many(tasks, return_exceptions=True, progress=False)

@@ -16,18 +16,25 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 from prelude._native.core import KvPool, StepLock
 from prelude.admission.prepared import Admitted, ExecutionClass, Prepared
-from prelude.errors import DeadlineExceeded, EngineForked, ExecutionError, ExecutorLost, RequestTooLarge
+from prelude.errors import (
+    DeadlineExceeded,
+    EngineForked,
+    ExecutionError,
+    ExecutorLost,
+    InvalidRequest,
+    RequestTooLarge,
+)
 from prelude.execution.executor import Executor
 from prelude.records import asdict, dataclass
 from prelude.runtime.events import Listeners
 from prelude.runtime.failures import Failures, Watchdog
-from prelude.runtime.handover import CompletionQueue, Inbox, Reservation, Sinks, watching
+from prelude.runtime.handover import CompletionQueue, Completions, Inbox, Reservation, Sinks, watching
 from prelude.runtime.lifecycle import Lifecycle, StepsInFlight
 from prelude.runtime.stats import EngineStats, GcPauses
 from prelude.runtime.stepper import StepLoop, Stepper
@@ -36,13 +43,16 @@ from prelude.scheduling.planner import Budgets
 from prelude.scheduling.queues import Policies, Queues
 from prelude.scheduling.request import Request, Sink
 from prelude.scheduling.timeline import Timeline
-from prelude.values.options import NO_OPTIONS, RequestOptions
+from prelude.values.options import NO_OPTIONS, RequestOptions, merge_options
 
 log = logging.getLogger("prelude.engine")
 
 _CLOSE_LOOKS = 0.05
 _WARM_UP_SECONDS = 0.001  # between two looks whether a step is under way
 _EXIT_SECONDS = 5.0  # how long the interpreter's exit waits for a step under way
+
+
+Options: TypeAlias = RequestOptions | Sequence[RequestOptions] | None
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +67,45 @@ class Call:
 
 
 PLAIN = Call(NO_OPTIONS, math.inf, None)  # of all calls without options
+
+
+def make_calls(count: int, options: Options, keywords: Mapping[str, Any]) -> list[Call]:
+    """One a task: the same options for all, or one for each. Tasks with the same options share a call, unless each
+    has a timeline."""
+    if options is None and not keywords:
+        return [PLAIN] * count
+    if isinstance(options, Sequence):
+        if keywords or len(options) != count:
+            raise InvalidRequest(f"{len(options)} for {count} tasks; give one for all or one each", field="options")
+        return [_call(merge_options(one, {}, f"options[{at}]")) for at, one in enumerate(options)]
+    one = merge_options(options, keywords)
+    return [_call(one) for _ in range(count)] if one.trace else [_call(one)] * count
+
+
+def _call(options: RequestOptions) -> Call:
+    return Call(options, options.expires(), Timeline() if options.trace else None)
+
+
+def mark_all(calls: Sequence[Call], name: str) -> None:
+    for call in calls:
+        call.mark(name)
+
+
+def finish_all(
+    admitted: Sequence[Any], calls: Sequence[Call], requests: Sequence[Request | Exception], ends: Completions
+) -> list[Any]:
+    """Return the caller's results, in order; errors are values. Runs in the caller's thread, or in its loop."""
+    results: list[Any] = []
+    for item, call, request in zip(admitted, calls, requests):
+        if not isinstance(request, Request):
+            results.append(request)
+            continue
+        outcome, error = ends[request.id]
+        try:
+            results.append(error if outcome is None else item.result(outcome, call.timeline))
+        except Exception as raised:
+            results.append(raised)
+    return results
 
 
 class EngineCore:

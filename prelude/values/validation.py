@@ -11,6 +11,8 @@ import numpy as np
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
 
 MAX_SALT = 256
+VALUE_CHARS = 16  # the cost of preparing one value, in characters
+PLAIN_TYPES = frozenset([str, int, float, bool, type(None)])
 
 
 def integer(value: Any, field: str, least: int, most: int, hint: str = "") -> int:
@@ -97,3 +99,22 @@ def wrong_type(value: Any, field: str, takes: str) -> InvalidRequest:
 
 def _outside(value: Any, defect: str, takes: str, field: str, hint: str) -> InvalidRequest:
     return InvalidRequest(f"{shown(value)} is {defect}; it takes {takes}{f'; {hint}' if hint else ''}", field=field)
+
+
+def rough_size(messages: Any, enough: int) -> int:
+    """Count the characters and values that preparing is going to look at, up to ``enough``."""
+    size = 0
+    ahead: list[Any] = [messages]
+    while ahead and size < enough:
+        value = ahead.pop()
+        size += VALUE_CHARS
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, (list, tuple)):
+            ahead.extend(value)
+        elif isinstance(value, Mapping):
+            size += VALUE_CHARS * len(value)
+            ahead.extend(value.values())
+        elif type(value) not in PLAIN_TYPES:
+            size += enough  # the template may read any part of it
+    return size
