@@ -38,7 +38,7 @@ GPU_TESTS = "tests/cuda/test_gpu.py"
 TEST_MARK = "gpu"
 QUIET = ("-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
 """Without the project's own ``-q``: its lines do not name the tests."""
-SANITIZED = "skinny_gemm or bits_in_any_company"
+SANITIZED = "skinny_gemm or bits_in_any_company or trained_weights"
 """GPU tests that the sanitizers run: short ones of this project's kernels."""
 PACKAGES = ("torch", "flashinfer-python", "cuda-bindings", "cuda-python", "numpy", "transformers", "prelude-engine")
 ATTENTION = "PRELUDE_ATTENTION"  # in the environment: figures by another backend say so

@@ -18,6 +18,7 @@ from prelude.cuda.cuda_device import CudaDevice
 from prelude.cuda.executor import CudaExecutor
 from prelude.cuda.graphs import GraphPolicy
 
+from prelude import Engine, EngineConfig
 from prelude.loading.cuda import attention_calls
 from tests.checkpoints import save_model
 from tests.cuda.conftest import on_device
@@ -25,6 +26,7 @@ from tests.cuda.plans import BLOCKS, random_batch, random_slices
 from tests.cuda.test_ahead import play, requests, same_texts
 from tests.cuda.test_graphs import replays_decode
 from tests.cuda.test_parity import bits_in_any_company, same
+from tests.engine import test_stories as recorded
 from tests.execution.helpers import VOCAB, Model, hidden, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -118,6 +120,15 @@ def test_skinny_gemm_against_float32(on_gpu: Callable[..., CudaExecutor]) -> Non
                     add = out.dtype == torch.float32
                     assert kernels.skinny_gemm(device, x, weight, out, add=add)
                     assert (out.float() - wanted - int(add)).abs().max() < 1e-2 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["fastest", "deterministic"])
+def test_trained_weights(shared: Path, deterministic: bool) -> None:
+    """Text and logprobs are those that transformers gave in float32."""
+    stories, config = recorded.stories_of(shared), EngineConfig(kv_bytes=1 << 22, deterministic=deterministic)
+    with Engine.from_pretrained(stories, device="cuda", dtype="float32", config=config) as engine:
+        recorded.test_greedy_tokens_are_the_recorded_ones_to_the_id(engine, recorded.recorded_cases(stories))
+        recorded.test_logprobs_are_the_recorded_ones(engine, recorded.recorded_cases(stories))
 
 
 @pytest.mark.feature("H13")

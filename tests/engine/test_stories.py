@@ -17,19 +17,21 @@ from prelude import Engine, EngineConfig, Generate, SamplingParams
 GREEDY = SamplingParams(max_tokens=64, temperature=0, ignore_eos=True, logprobs=5)
 
 
-@pytest.fixture(scope="module")
-def stories(shared: Path) -> Path:
+def stories_of(shared: Path) -> Path:
     path = shared / "models" / "stories260k"
     if not (path / "model.safetensors").is_file():
         pytest.skip("stories260k is not among the reference files")
     return path
 
 
-@pytest.fixture(scope="module")
-def expected(stories: Path) -> list[dict[str, Any]]:
+def recorded_cases(stories: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads((stories / "expected.json").read_text(encoding="utf-8"))["cases"]
     assert len(found) >= 6 and all(len(case["greedy_ids"]) == 64 for case in found)
     return found
+
+
+stories = pytest.fixture(scope="module", name="stories")(stories_of)
+expected = pytest.fixture(scope="module", name="expected")(recorded_cases)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["fastest", "deterministic"])
