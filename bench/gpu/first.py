@@ -48,7 +48,7 @@ LIMITS: dict[str, float] = {
     "questions": 80,
     "deterministic": 150,
     "ready": 90,
-    "sanitize": 240,
+    "sanitize": 150,
     "tests": 180,
     "profile": 60,
 }
