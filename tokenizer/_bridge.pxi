@@ -80,11 +80,9 @@ cdef extern from "bridge.hpp" namespace "fasttoken":
         cbool encode_ids(string_view, cbool, CallIds&, cbool) except +raise_core nogil
         void last_cut(string_view, size_t&, size_t&) except +raise_core nogil
         void count(string_view, size_t, CallIds&, size_t*) except +raise_core nogil
-        cbool char_spans(const int32_t*, size_t, size_t, string_view, cbool, Align*)
+        cbool char_spans(const int32_t*, size_t, size_t, string_view, cbool, cbool, Align*)
         cbool spans_read_text()
         void encode(string_view, cbool, cbool, cbool, Encoded&) except +raise_core nogil
-        void encode_batch(const vector[string_view]&, cbool, cbool, cbool, Encoded&,
-                          vector[int64_t]&) except +raise_core nogil
         string normalize(string_view) except +raise_core nogil
         void pre_tokenize(string_view, vector[string]&, vector[Align]&) except +raise_core
         string decode(const vector[uint32_t]&, cbool) except +raise_core nogil

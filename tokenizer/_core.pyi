@@ -15,6 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from .encode.post_processing import Frame, Layout
+from .encode.sequences import RowSource
 from .encoding import Encoding
 from .errors import LoneSurrogateError as LoneSurrogateError
 from .errors import TokenizerError
@@ -93,15 +95,6 @@ class CoreTokenizer:
         """The token strings as HF's Encoding.tokens has them: for an added token the text it stood for, with
         the white space it took along."""
 
-    def encode_batch_full(
-        self,
-        texts: Sequence[Text],
-        parse_special: bool = True,
-        offsets: Offsets = "char",
-        trim: bool = True,
-    ) -> tuple[Int32, Int32, Int32, Int64]:
-        """(ids, offsets, word numbers, row starts); offsets are within each text."""
-
     def normalize(self, text: Text) -> str:
         """The normalizer alone, over the whole text (added tokens are not looked for)."""
 
@@ -166,25 +159,22 @@ class CoreStream:
 
     def copy(self) -> CoreStream: ...
 
-class QuickFrame:
-    """The tokens that a post-processor puts around one text, as C arrays, and the function that makes the other
-    columns."""
-
-    def __init__(self, sequences: Any, frame: Any, type: type) -> None: ...
-
 class RowFrames:
     """The tokens that a post-processor puts around one sequence, and around two."""
 
     def __init__(
         self,
-        single: Sequence[tuple[int, list[int], int, int]] | None,
-        pair: Sequence[tuple[int, list[int], int, int]] | None,
+        sequences: Any,
+        single: Layout | None,
+        pair: Layout | None,
+        frame: Frame | None,
         added: tuple[int, int],
         trims_first: bool,
+        special: bool,
+        type: type,
     ) -> None:
-        """single, pair: (sequence or -1, ids, type id, type id of a part that was cut off) of each piece in turn, or
-        None. added: how many tokens truncation leaves room for. trims_first: offsets are trimmed before anything is
-        put around a sequence."""
+        """added: how many tokens truncation leaves room for. trims_first: offsets are trimmed before anything is
+        put around a sequence. special: asked for, if the post-processor has any."""
 
 class StreamEntry:
     """The base of ``DecodeStream``: the calls that go straight to a native stream.
@@ -223,6 +213,8 @@ class FreshEncoding:
     def type_ids(self) -> list[int]: ...
     @property
     def special_tokens_mask(self) -> list[int]: ...
+    @property
+    def sequence_ids(self) -> list[int | None]: ...
     def __len__(self) -> int: ...
 
 class EncodeEntry:
@@ -238,10 +230,8 @@ class EncodeEntry:
     def _set_entry(
         self,
         core: Any,
-        plain: QuickFrame | None,
-        special: QuickFrame | None,
-        plain_rows: RowFrames | None,
-        special_rows: RowFrames | None,
+        plain: RowFrames | None,
+        special: RowFrames | None,
         control: bytes,
     ) -> None: ...
     def _copy_entry(self, other: EncodeEntry) -> None: ...
@@ -264,19 +254,9 @@ class EncodeEntry:
         for arrays [rows, length] (offsets [rows, length, 2]), of rows of one length alone; "list" for lists of lists.
         """
 
-    def _row_encodings(
-        self,
-        firsts: list[Any],
-        seconds: list[Any] | None,
-        special: bool,
-        truncation: Truncation | None,
-        padding: Padding | None,
-        parse_special: bool,
-        source: Any,
-        type: type[FreshEncoding],
-    ) -> list[Any] | None:
-        """An encoding of ``type`` for each sample, cut and padded; their other columns are made by ``source``, which
-        is told what they are padded to. None where the general way has to be gone."""
+    def _row_encodings(self, source: RowSource, special: bool, type: type[FreshEncoding]) -> list[Any] | None:
+        """An encoding of ``type`` for each sample, cut and padded; their other columns are made of ``source``. None
+        where the general way has to be gone."""
 
     def encode(
         self,

@@ -217,12 +217,12 @@ cdef class CoreTokenizer:
         cdef string_view view
         if not isinstance(text, str):
             view = view_of(text)
-            return self.core.char_spans(ids, n, characters_of(view), view, False, out)
+            return self.core.char_spans(ids, n, characters_of(view), view, False, True, out)
         if PyUnicode_IS_COMPACT_ASCII(text):
-            return self.core.char_spans(ids, n, PyUnicode_GET_LENGTH(text), view_of(text), True, out)
+            return self.core.char_spans(ids, n, PyUnicode_GET_LENGTH(text), view_of(text), True, True, out)
         if self.core.spans_read_text():
             view = view_during(text, held)
-        return self.core.char_spans(ids, n, PyUnicode_GET_LENGTH(text), view, False, out)
+        return self.core.char_spans(ids, n, PyUnicode_GET_LENGTH(text), view, False, True, out)
 
     def encode_tokens(self, text, bint parse_special=True):
         cdef Encoded e
@@ -232,25 +232,6 @@ cdef class CoreTokenizer:
         for added in e.added:
             out[added.index] = to_str(added.text)
         return out
-
-    def encode_batch_full(self, texts, bint parse_special=True, offsets="char", bint trim=True):
-        cdef vector[string_view] views
-        cdef Encoded e
-        cdef vector[int64_t] starts
-        if offsets not in ("char", "byte"):
-            raise TokenizerError("offsets is 'char' or 'byte'")
-        cdef cbool chars = offsets == "char", special = parse_special, trimmed = trim
-        texts = list(texts)
-        for text in texts:
-            views.push_back(view_of(text))
-        with nogil:
-            self.core.encode_batch(views, special, chars, trimmed, e, starts)
-        return (
-            int32_array(e.ids.data(), e.ids.size()),
-            pair_array(e.offsets),
-            int32_array(e.words.data(), e.words.size()),
-            int64_array(starts),
-        )
 
     def normalize(self, text):
         return to_str(self.core.normalize(view_of(text)))

@@ -70,50 +70,8 @@ cdef extern from "Python.h":
 
 cdef tuple _nothing = ()
 
-# Offsets of fewer tokens that the ids do not say are made anew at each reading; making a column of them takes longer.
 cdef enum:
-    SHORT = 64
     FEW = 8  # ids that an encoding has in itself
-
-
-@cython.final
-cdef class QuickFrame:
-    """The tokens that a post-processor puts around one text, ready to be copied."""
-
-    cdef vector[int32_t] before, after
-    cdef object sequences, frame, type, type_id
-    cdef list tokens_before, tokens_after, types_before, types_after
-    cdef bytes as_found  # by id: 1 if its token is known from the text alone
-
-    def __cinit__(self, sequences, frame, type):
-        if not issubclass(type, FreshEncoding):
-            raise TypeError(f"{type!r} is not a type of FreshEncoding")
-        self.sequences, self.frame, self.type = sequences, frame, type
-        self.before = frame.before.ids
-        self.after = frame.after.ids
-        self.tokens_before, self.tokens_after = frame.before.tokens, frame.after.tokens
-        self.type_id, self.types_before, self.types_after = frame.type_id, frame.before.type_ids, frame.after.type_ids
-        self.as_found = sequences.as_found
-
-    cdef size_t around(self, size_t n):
-        return self.before.size() + n + self.after.size()
-
-    cdef int put(self, int32_t* to, const CallIds& ids) except -1:
-        """The ids of a text and of its frame; there is room for all of them."""
-        cdef size_t before = self.before.size(), after = self.after.size(), n = ids.size()
-        if before:
-            memcpy(to, self.before.data(), before * 4)
-        if n:
-            memcpy(to + before, ids.data(), n * 4)
-        if after:
-            memcpy(to + before + n, self.after.data(), after * 4)
-        return 0
-
-    cdef cnp.ndarray array(self, const CallIds& ids):
-        cdef cnp.npy_intp shape = self.around(ids.size())
-        cdef cnp.ndarray out = cnp.new_array(1, &shape, cnp.NPY_INT32)
-        self.put(<int32_t*> cnp.PyArray_DATA(out), ids)
-        return out
 
 
 cdef class FreshEncoding:
@@ -126,7 +84,7 @@ cdef class FreshEncoding:
     cdef bint placed  # the ids say where they lie
     cdef bint bare  # nothing but the ids is known of the text's tokens, as in HF's fast encodings
     cdef CoreTokenizer core
-    cdef QuickFrame frame  # None: of a row, whose other columns `source` makes
+    cdef RowFrames frame  # around `text`; None: of a row of the call that `source` has
     cdef object text
     cdef object source
     cdef object columns  # None: not made yet
@@ -151,14 +109,39 @@ cdef class FreshEncoding:
             return list_of_shared(self.core._int_items, self.core._int_count, self.data(), self.count)
         return self._ids.tolist()
 
+    cdef RowCall sample(self, int content, cbool keeps_rest):
+        """Its text as a row again, with more columns; None if the general way has to be gone."""
+        cdef Py_ssize_t at = self.row
+        source = self.source
+        if self.frame is not None:
+            return RowCall.made(self.core, self.frame, [self.text], None, None, None, self.parse_special,
+                                content, keeps_rest, False)
+        if self.bare and source.seconds[at] is not None:
+            return None  # HF's have other type ids
+        return RowCall.made(self.core, source.frames, source.firsts[at : at + 1], source.seconds[at : at + 1],
+                            source.truncation, source.padding, source.parse_special, content, keeps_rest, False,
+                            source.padded_to)
+
+    cdef list listed(self, int column):
+        """None if _columns has to say."""
+        cdef RowCall call = None
+        if self.columns is None and (column < OFFSETS or not self.bare):
+            call = self.sample(max(column - OFFSETS + 1, 0), False)
+        return None if call is None else call.lists(column)[0]
+
     @property
     def tokens(self):
+        cdef RowCall call
+        found = None
         if self.columns is None and self.frame is not None and not self.bare:
             return self.fresh_tokens()
-        return self._token_list()
+        if self.columns is None and not self.bare:
+            call = self.sample(WITH_WORDS, False)
+            found = None if call is None else call.tokens(0, False)
+        return self._token_list() if found is None else found[0]
 
     cdef list fresh_tokens(self):
-        cdef QuickFrame frame = self.frame
+        cdef RowFrames frame = self.frame
         cdef Py_ssize_t i, begin = frame.before.size(), end = self.count - <Py_ssize_t> frame.after.size()
         cdef const int32_t* ids = self.data()
         cdef list out = frame.tokens_before + [None] * (end - begin) + frame.tokens_after
@@ -172,16 +155,18 @@ cdef class FreshEncoding:
 
     @property
     def type_ids(self):
-        cdef QuickFrame frame = self.frame
+        cdef RowFrames frame = self.frame
         if self.columns is not None or frame is None:
-            return self._column_list("_types")
+            found = self.listed(TYPES)
+            return self._column_list("_types") if found is None else found
         return frame.types_before + [frame.type_id] * (self.count - frame.around(0)) + frame.types_after
 
     @property
     def special_tokens_mask(self):
-        cdef QuickFrame frame = self.frame
+        cdef RowFrames frame = self.frame
         if self.columns is not None or frame is None:
-            return self._column_list("_special")
+            found = self.listed(SPECIAL)
+            return self._column_list("_special") if found is None else found
         return [1] * frame.before.size() + [0] * (self.count - frame.around(0)) + [1] * frame.after.size()
 
     @property
@@ -197,51 +182,52 @@ cdef class FreshEncoding:
     @property
     def offsets(self):
         cdef Aligns pairs
-        cdef Encoded found
         cdef size_t before, n
-        if self.columns is not None or self.frame is None or self.bare:
-            return self._offset_list()
-        pairs.resize(self.count)  # not cleared
-        before, n = self.frame.before.size(), self.count - self.frame.around(0)
-        if not self.placed or not self.core.spans_into(self.data() + before, n, self.text, pairs.data() + before):
-            if self.count >= SHORT:
-                return self._offset_list()
-            self.core.full_into(self.text, self.parse_special, "char", True, found)
-            n = found.offsets.size()
-            pairs.resize(self.frame.around(n))
-            if n:
-                memcpy(pairs.data() + before, found.offsets.data(), n * sizeof(Align))
-        if before:
-            memset(pairs.data(), 0, before * sizeof(Align))
-        if self.frame.after.size():
-            memset(pairs.data() + before + n, 0, self.frame.after.size() * sizeof(Align))
-        return pairs_of(<const int32_t*> pairs.data(), pairs.size())
+        if self.columns is None and self.frame is not None and self.placed:
+            pairs.resize(self.count)  # not cleared
+            before, n = self.frame.before.size(), self.count - self.frame.around(0)
+            if self.core.spans_into(self.data() + before, n, self.text, pairs.data() + before):
+                if before:
+                    memset(pairs.data(), 0, before * sizeof(Align))
+                if self.frame.after.size():
+                    memset(pairs.data() + before + n, 0, self.frame.after.size() * sizeof(Align))
+                return pairs_of(<const int32_t*> pairs.data(), pairs.size())
+        found = self.listed(OFFSETS)
+        return self._offset_list() if found is None else found
 
     @property
     def word_ids(self):
-        cdef QuickFrame frame = self.frame
-        cdef Encoded found
-        if self.columns is not None or frame is None or self.bare:
-            return self._word_list()
-        self.core.full_into(self.text, self.parse_special, "byte", False, found)
-        words = self.core.list_of(found.words.data(), found.words.size())
-        return [None] * frame.before.size() + words + [None] * frame.after.size()
+        found = self.listed(WORDS)
+        return self._word_list() if found is None else found
+
+    @property
+    def sequence_ids(self):
+        cdef list found = [None] * len(self)
+        cdef RowCall call = self.sample(WITH_IDS, False) if self.columns is None else None
+        said = None if call is None else call.tokens(0, True)
+        ranges = self._ranges if said is None else said[1]
+        for sequence in range(len(ranges) or 1):
+            start, stop = ranges.get(sequence, (0, len(found)))
+            found[start:stop] = [sequence] * (stop - start)
+        return found
 
     def __len__(self):
         return self.count if self.columns is None else len(self._ids)
 
     @property
     def _columns(self):
-        cdef FreshEncoding made
+        cdef FreshEncoding made = None
+        cdef RowCall call
         if self.columns is None:
             # Another thread may do the same at the same time, with the same result, and then change it; the ids stay
             # where they are.
-            made = type(self)()
-            if self.frame is None:
-                self.source.fill(made, self.row)
-            else:
-                bare = int32_array(self.data(), self.count) if self.bare else None
-                self.frame.sequences.fill_fresh(made, self.text, self.frame.frame, bare, self.parse_special)
+            call = self.sample(WITH_IDS if self.bare else WITH_WORDS, True)
+            if call is not None:
+                made = call.encoding(type(self), self.bare)
+            if made is None and self.frame is None:
+                made = self.source.general(self.row)
+            elif made is None:
+                made = self.frame.sequences.general(self.text, self.frame.special, self.bare, self.parse_special)
             if self.columns is None:
                 self.columns = made.columns
         return self.columns
@@ -255,30 +241,28 @@ cdef class EncodeEntry:
     """The settings of a tokenizer that a call reads."""
 
     cdef CoreTokenizer native  # None on the reference backend
-    cdef QuickFrame plain, special
-    cdef RowFrames plain_rows, special_rows
+    cdef RowFrames plain, special
     cdef bytes control  # by id: 1 for a control token, which must not come out of untrusted text
     cdef public object _truncation, _padding, _encode_special
 
-    def _set_entry(self, core, plain, special, plain_rows, special_rows, bytes control not None):
-        """core: None if texts are not encoded here; a frame is None if encode() does more."""
+    def _set_entry(self, core, plain, special, bytes control not None):
+        """core and frames: None if texts are not encoded here."""
         self.native, self.plain, self.special, self.control = core, plain, special, control
-        self.plain_rows, self.special_rows = plain_rows, special_rows
 
     def _copy_entry(self, EncodeEntry other not None):
         self.native, self.plain, self.special = other.native, other.plain, other.special
         self.control = other.control
-        self.plain_rows, self.special_rows = other.plain_rows, other.special_rows
         self._truncation, self._padding = other._truncation, other._padding
         self._encode_special = other._encode_special
 
-    cdef QuickFrame frame_for(self, bint special):
+    cdef RowFrames frame_for(self, bint special, bint always=False):
         """The frame around one text; None if truncation or padding, or more than a frame, is asked for."""
-        if self._truncation is not None or self._padding is not None:
+        cdef RowFrames frame = self.special if special else self.plain
+        if not always and (self._truncation is not None or self._padding is not None):
             return None
-        return self.special if special else self.plain
+        return frame if frame is not None and frame.is_frame else None
 
-    cdef FreshEncoding fresh(self, QuickFrame frame, object text, cbool parse_special, bint bare):
+    cdef FreshEncoding fresh(self, RowFrames frame, object text, cbool parse_special, bint bare):
         cdef CallIds ids
         cdef bint placed = self.native.ids_into(text, parse_special, ids)
         cdef FreshEncoding made = new_of(<PyObject*> frame.type, <PyObject*> _nothing)
@@ -289,14 +273,14 @@ cdef class EncodeEntry:
 
     def encode(self, sequence, pair=None, is_pretokenized=False, add_special_tokens=True):
         """Encode one sequence, or a pair; each a string, or a list of strings with ``is_pretokenized``."""
-        cdef QuickFrame frame = self.frame_for(add_special_tokens)
+        cdef RowFrames frame = self.frame_for(add_special_tokens)
         if frame is None or pair is not None or is_pretokenized is not False or not PyUnicode_CheckExact(sequence):
             return self._encode_general(sequence, pair, is_pretokenized, add_special_tokens)
         return self.fresh(frame, sequence, self._encode_special is False, False)
 
     cdef list fresh_batch(self, object given, object is_pretokenized, bint special, bint bare):
         """None if a text is not a plain string, or settings want more than a frame around it."""
-        cdef QuickFrame frame = self.frame_for(special)
+        cdef RowFrames frame = self.frame_for(special)
         cdef cbool parse_special = self._encode_special is False  # once: other threads may set it
         cdef Py_ssize_t since = 0
         cdef list texts, out = []
@@ -325,25 +309,26 @@ cdef class EncodeEntry:
         for arrays [rows, length] (offsets [rows, length, 2]), of rows of one length alone; "list" for lists of lists.
         """
         cdef bint listed = kind == "list", wide = kind == "int64"
-        cdef RowCall call = RowCall.made(self.native, self.special_rows if special else self.plain_rows, firsts,
-                                         seconds, truncation, padding, parse_special, OFFSETS in columns,
-                                         keeps_rest, wide)
+        cdef RowCall call = RowCall.made(self.native, self.special if special else self.plain, firsts,
+                                         seconds, truncation, padding, parse_special,
+                                         WITH_OFFSETS if OFFSETS in columns else WITH_IDS, keeps_rest, wide)
         if call is None or not (listed or call.rows.get().are_equally_long()):
             return None
         found = [call.lists(column) if listed else call.array(column, wide) for column in columns]
         return found, call.samples(), call.rows.get().longest()
 
-    def _row_encodings(self, list firsts not None, list seconds, bint special, truncation, padding,
-                       bint parse_special, source not None, type not None):
-        """An encoding of ``type`` for each sample, cut and padded; their other columns are made by ``source``, which
-        is told what they are padded to. None if the general way has to be gone."""
-        cdef RowCall call = RowCall.made(self.native, self.special_rows if special else self.plain_rows, firsts,
-                                         seconds, truncation, padding, parse_special, False, False, False)
+    def _row_encodings(self, source not None, bint special, type not None):
+        """An encoding of ``type`` for each sample of a RowSource, cut and padded; their other columns are made of it.
+        None if the general way has to be gone."""
+        cdef RowFrames frames = self.special if special else self.plain
+        cdef RowCall call = RowCall.made(self.native, frames, source.firsts, source.seconds, source.truncation,
+                                         source.padding, source.parse_special, WITH_IDS, False, False)
         cdef Rows* rows
         cdef FreshEncoding made
         cdef vector[int32_t] flat
         cdef size_t i, at = 0, n
         cdef list out = []
+        cdef bint pads_left = source.padding is not None and source.padding.direction == "left"
         if not issubclass(type, FreshEncoding):
             raise TypeError(f"{type!r} is not a type of FreshEncoding")
         if call is None:
@@ -351,15 +336,15 @@ cdef class EncodeEntry:
         rows = call.rows.get()
         flat.resize(rows.total())
         rows.put(row_column(0), flat.data())
-        source.padded_to = rows.padded_to()
+        source.frames, source.padded_to = frames, rows.padded_to()
         for i in range(rows.count()):
             n = rows.length(i)
             made = new_of(<PyObject*> type, <PyObject*> _nothing)
             if n:
                 memcpy(made.room(n), flat.data() + at, n * sizeof(int32_t))
             made.padding = n - rows.without_padding(i)
-            made.pads_left = padding is not None and padding.direction == "left"
-            made.core, made.source, made.row = self.native, source, i
+            made.pads_left = pads_left
+            made.core, made.source, made.row, made.bare = self.native, source, i, source.fast
             out.append(made)
             at += n
         return out
@@ -377,7 +362,7 @@ cdef class EncodeEntry:
     def encode_array(self, text, add_special_tokens=True, *, parse_special=True):
         """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of one
         comes out of it. Other added tokens are HF\'s; docs/TOKENIZER.md says which tokens are control tokens."""
-        cdef QuickFrame frame = self.special if add_special_tokens else self.plain
+        cdef RowFrames frame = self.frame_for(add_special_tokens, always=True)
         cdef CallIds ids
         cdef cbool control = parse_special
         if frame is not None:
@@ -388,7 +373,7 @@ cdef class EncodeEntry:
 
     def encode_with_offsets(self, text, add_special_tokens=True, *, parse_special=True):
         """(ids int32[n], offsets int32[n, 2] in code points of ``text``)."""
-        cdef QuickFrame frame = self.special if add_special_tokens else self.plain
+        cdef RowFrames frame = self.frame_for(add_special_tokens, always=True)
         cdef cnp.npy_intp[2] shape
         cdef cnp.ndarray rows
         cdef Align* out

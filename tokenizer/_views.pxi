@@ -67,10 +67,3 @@ cdef cnp.ndarray pair_array(const vector[Align]& offsets):
     if offsets.size():
         memcpy(cnp.PyArray_DATA(out), offsets.data(), offsets.size() * 8)
     return out
-
-
-cdef cnp.ndarray int64_array(const vector[int64_t]& values):
-    cdef cnp.npy_intp shape = values.size()
-    cdef cnp.ndarray out = cnp.new_array(1, &shape, cnp.NPY_INT64)
-    memcpy(cnp.PyArray_DATA(out), values.data(), values.size() * 8)
-    return out

@@ -122,14 +122,6 @@ class Encoding(FreshEncoding):
     def n_sequences(self) -> int:
         return len(self._ranges) or 1
 
-    @property
-    def sequence_ids(self) -> list[int | None]:
-        found: list[int | None] = [None] * len(self._ids)
-        for sequence in range(self.n_sequences):
-            start, stop = self._range(sequence)
-            found[start:stop] = [sequence] * (stop - start)
-        return found
-
     def __repr__(self) -> str:
         return f"Encoding(num_tokens={len(self._ids)}, attributes=[{_ATTRIBUTES}])"
 

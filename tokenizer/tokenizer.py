@@ -32,7 +32,7 @@ from .config import BESIDE, FileConfig, Reader, beside, folder_reader, warn_cont
 from .encode.arrays import ArrayMethods
 from .encode.control import ControlIds
 from .encode.literal import ControlTokens, LiteralText
-from .encode.post_processing import finished, frame
+from .encode.post_processing import finished
 from .encode.processor_file import parse
 from .encode.sequences import EncodeInput, RowSource, Sequences, batch_inputs, batch_list, single_input
 from .encoding import Encoding, PaddedBatch, padded_batch
@@ -153,7 +153,7 @@ class Tokenizer(ArrayMethods, ComponentMethods):
                 made = made._with(found, cache_at(cache))
         if config.source or model is not None:
             said, around = made._class_changes(model).said, made._frames[1]
-            ids = ([], []) if around is None else (around.before.ids, around.after.ids)
+            ids = ([], []) if around is None else around
             warn_contradictions(config, source, made._core.token_to_id, ids, said)
         return made
 
@@ -175,7 +175,6 @@ class Tokenizer(ArrayMethods, ComponentMethods):
     def _assemble(self, core: Core, backend: str, config: FileConfig) -> None:
         self._core, self._backend, self._config = core, backend, config
         self._processor = parse(self._section("post_processor"))
-        self._frames = frame(self._processor, False), frame(self._processor, True)
         self._truncation = _parsed(self._section("truncation"), "truncation", Truncation.from_json)
         self._padding = _parsed(self._section("padding"), "padding", Padding.from_json)
         self._encode_special = False
@@ -183,10 +182,11 @@ class Tokenizer(ArrayMethods, ComponentMethods):
         self._literal = LiteralText(core, known.fixed)
         self._control = ControlTokens(core, self._literal, known)
         self._sequences = Sequences(core, self._processor)
+        self._frames = self._sequences.frames
         self._digest: bytes | None = None  # see decoders._digest
         self._model_alone: Tokenizer | None = None  # see models.Model
         self._model_settings: dict[str, Any] | None = None  # see ComponentMethods._model_members
-        self._set_entry(*self._sequences.entry(self._frames), self._literal.mask)
+        self._set_entry(*self._sequences.entry(), self._literal.mask)
 
     def save(self, path: str | os.PathLike[str], pretty: bool = True) -> None:
         Path(os.fspath(path)).write_text(self.to_str(pretty), encoding="utf-8")
@@ -270,11 +270,8 @@ class Tokenizer(ArrayMethods, ComponentMethods):
         """Encode and post-process; the settings are read here, once."""
         truncation, padding, parse_special = self._truncation, self._padding, not self._encode_special
         settings = add_special_tokens, fast, truncation, parse_special
-        source = RowSource(self._sequences, inputs, settings, padding, self._frames[add_special_tokens])
-        firsts, seconds = [one.first for one in inputs], [one.second for one in inputs]
-        rows: list[Encoding] | None = self._row_encodings(
-            firsts, seconds, add_special_tokens, truncation, padding, parse_special, source, Encoding
-        )
+        source = RowSource(self._sequences, inputs, settings, padding)
+        rows: list[Encoding] | None = self._row_encodings(source, add_special_tokens, Encoding)
         if rows is not None:
             return rows
         encodings = [self._sequences.finished(one, *settings) for one in inputs]

@@ -29,7 +29,7 @@ def test_every_public_name_survives_bad_and_missing_state(module: str) -> None:
 
 def test_an_object_that_needs_parts_is_not_made_without_them() -> None:
     for kind in (core.OneShotGroup, core.KvPool, core.Inbox, cpu.Attention, cpu.PagedRows,
-                 tokenizer.CoreTokenizer, tokenizer.CoreStream, tokenizer.QuickFrame):  # fmt: skip
+                 tokenizer.CoreTokenizer, tokenizer.CoreStream, tokenizer.RowFrames):  # fmt: skip
         with pytest.raises(TypeError):
             kind.__new__(kind)
 

@@ -103,13 +103,9 @@ void Core::count(std::string_view text, size_t most, CallIds& call, size_t (&fou
   const Tokenizer::Counted all = tokenizer_->count(text, most, s.get(), call.ids);
   for (size_t i = 0; size_t value : {all.ids, all.before, all.from, all.fits, all.end}) found[i++] = value;
 }
-bool Core::char_spans(const int32_t* ids, size_t n, size_t characters, std::string_view text, bool ascii,
+bool Core::char_spans(const int32_t* ids, size_t n, size_t characters, std::string_view text, bool ascii, bool trims,
                       Align* out) const {
-  return tokenizer_->char_spans(ids, n, characters, text, ascii, out);
-}
-bool Core::whole_spans(const int32_t* ids, size_t n, size_t characters, std::string_view text, bool ascii,
-                       Align* out) const {
-  return tokenizer_->whole_spans(ids, n, characters, text, ascii, out);
+  return tokenizer_->char_spans(ids, n, characters, text, ascii, trims, out);
 }
 bool Core::spans_read_text() const { return tokenizer_->spans_read_text(); }
 void Core::encode(std::string_view text, bool parse_special, bool chars, bool trim, Encoded& out) const {
@@ -117,22 +113,6 @@ void Core::encode(std::string_view text, bool parse_special, bool chars, bool tr
   tokenizer_->encode(text, parse_special, s.get(), out);
   if (chars) to_characters(text, out.offsets);
   if (trim) tokenizer_->trim(out.ids.data(), out.ids.size(), out.added, 0, out.offsets.data());
-}
-void Core::encode_batch(const std::vector<std::string_view>& texts, bool parse_special, bool chars, bool trim,
-                        Encoded& out, std::vector<int64_t>& starts) const {
-  starts.push_back(0);
-  Encoded one;
-  for (std::string_view text : texts) {
-    one.ids.clear();
-    one.words.clear();
-    one.offsets.clear();
-    one.added.clear();
-    encode(text, parse_special, chars, trim, one);
-    out.ids.insert(out.ids.end(), one.ids.begin(), one.ids.end());
-    out.words.insert(out.words.end(), one.words.begin(), one.words.end());
-    out.offsets.insert(out.offsets.end(), one.offsets.begin(), one.offsets.end());
-    starts.push_back(static_cast<int64_t>(out.ids.size()));
-  }
 }
 void Core::trim_part(const int32_t* ids, size_t n, const std::vector<Encoded::Added>& added, size_t from,
                      Align* offsets) const {

@@ -69,15 +69,11 @@ class Core {
   // Tokenizer::Cut and Counted, in bytes.
   void last_cut(std::string_view text, size_t& end, size_t& next) const;
   void count(std::string_view text, size_t most, CallIds& call, size_t (&found)[5]) const;
-  bool char_spans(const int32_t* ids, size_t n, size_t characters, std::string_view text, bool ascii,
+  bool char_spans(const int32_t* ids, size_t n, size_t characters, std::string_view text, bool ascii, bool trims,
                   Align* out) const;
-  bool whole_spans(const int32_t* ids, size_t n, size_t characters, std::string_view text, bool ascii,
-                   Align* out) const;  // not trimmed
   bool spans_read_text() const;
   // chars: offsets in code points; trim: as the post-processor trims them.
   void encode(std::string_view text, bool parse_special, bool chars, bool trim, Encoded& out) const;
-  void encode_batch(const std::vector<std::string_view>& texts, bool parse_special, bool chars, bool trim,
-                    Encoded& out, std::vector<int64_t>& starts) const;
   // n tokens in a row; those in `added` are others than those of their ids, the first at index `from`.
   void trim_part(const int32_t* ids, size_t n, const std::vector<Encoded::Added>& added, size_t from,
                  Align* offsets) const;

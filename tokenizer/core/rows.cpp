@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
-#include <span>
 #include <thread>
 
 namespace fasttoken {
@@ -36,15 +34,19 @@ bool Rows::encode(const RowText& text, Chunk& chunk) const {
   }
   const size_t before = chunk.ids.size();
   const bool placed = core_.encode_ids(utf8, parse_special_, chunk.ids, text.ascii);
-  if (!offsets_) return true;
+  if (content_ == RowContent::ids) return true;
   const size_t n = chunk.ids.size() - before;
   chunk.offsets.resize(before + n);
   Align* const offsets = chunk.offsets.data() + before;
-  if (placed && core_.whole_spans(chunk.ids.data() + before, n, text.count, utf8, text.ascii, offsets)) return true;
+  if (content_ == RowContent::offsets && placed &&
+      core_.char_spans(chunk.ids.data() + before, n, text.count, utf8, text.ascii, false, offsets))
+    return true;
   Encoded found;
   core_.encode(utf8, parse_special_, true, false, found);
   if (found.ids.size() != n) return false;
   std::copy(found.offsets.begin(), found.offsets.end(), offsets);
+  if (text.word >= 0) std::fill(found.words.begin(), found.words.end(), text.word);
+  chunk.words.insert(chunk.words.end(), found.words.begin(), found.words.end());
   for (Encoded::Added& added : found.added) {
     added.index += static_cast<uint32_t>(before);
     chunk.added.push_back(std::move(added));
@@ -222,11 +224,18 @@ void Rows::pad(const RowPadding& padding, size_t longest) {
 
 // ---- columns
 
+const std::string* Rows::text(size_t row, int number, size_t token) const {
+  const auto& added = sequence(row, number).chunk->added;
+  const auto found = std::ranges::lower_bound(added, first(row, number) + token, {}, &Encoded::Added::index);
+  return found != added.end() && found->index == first(row, number) + token ? &found->text : nullptr;
+}
+
 template <class T>
 void Rows::put(RowColumn column, T* out) const {
-  const bool offsets = column == RowColumn::offsets;
+  const bool offsets = column == RowColumn::offsets, words = column == RowColumn::words;
   const T pad = static_cast<T>(column == RowColumn::ids     ? padding_.id
                                : column == RowColumn::types ? padding_.type
+                               : words                      ? -1
                                                             : column == RowColumn::special);
   std::vector<Align> trimmed;
   for (const Row& row : rows_) {
@@ -237,11 +246,13 @@ void Rows::put(RowColumn column, T* out) const {
       const Part part = own ? Part{0, static_cast<uint32_t>(piece.ids.size())} : row.parts[piece.sequence];
       const Sequence text = own ? Sequence{} : sequences_[2 * row.sample + static_cast<size_t>(piece.sequence)];
       const size_t from = text.begin + part.begin;
-      if (column == RowColumn::ids) {
-        out = std::copy_n(own ? piece.ids.data() : text.chunk->ids.data() + from, part.size, out);
+      if (column == RowColumn::ids || (words && !own)) {
+        const int32_t* all = own ? piece.ids.data() : words ? text.chunk->words.data() : text.chunk->ids.data();
+        out = std::copy_n(all + (own ? 0 : from), part.size, out);
       } else if (!offsets || own) {
         const int64_t value = column == RowColumn::types       ? (part.rest ? piece.rest_type : piece.type)
                               : column == RowColumn::attention ? 1
+                              : words                          ? -1
                                                                : own && !offsets;
         out = std::fill_n(out, size_t{part.size} * (offsets ? 2 : 1), static_cast<T>(value));
       } else {

@@ -27,6 +27,7 @@ struct RowText {
   size_t count = 0;  // of characters
   int width = 1;
   bool ascii = false;
+  int32_t word = -1;  // its number in a list of words
 };
 
 // The texts of the first sequence, and of the second: -1: there is none.
@@ -60,12 +61,14 @@ struct RowPadding {
   int64_t id = 0, type = 0;
 };
 
-enum class RowColumn : int { ids, types, attention, special, offsets };
+enum class RowColumn : int { ids, types, attention, special, offsets, words };
+// Each with those before it; words: the texts of added tokens too.
+enum class RowContent : int { ids, offsets, words };
 
 class Rows {
  public:
-  Rows(const Core& core, bool parse_special, bool offsets)
-      : core_(core), parse_special_(parse_special), offsets_(offsets) {}
+  Rows(const Core& core, bool parse_special, RowContent content)
+      : core_(core), parse_special_(parse_special), content_(content) {}
 
   bool encode(const std::vector<RowText>& texts, const std::vector<RowSample>& samples);
   // Pieces of a layout are kept by address.
@@ -82,6 +85,16 @@ class Rows {
   // What each row is padded to, if it has fewer.
   size_t padded_to() const { return padded_to_; }
   size_t without_padding(size_t row) const { return rows_[row].size; }
+  const RowLayout& layout(size_t row) const { return *rows_[row].layout; }
+
+  // The part of a sequence that a row has.
+  size_t size(size_t row, int number) const { return rows_[row].parts[number].size; }
+  bool is_rest(size_t row, int number) const { return rows_[row].parts[number].rest; }
+  const int32_t* ids(size_t row, int number) const {
+    return sequence(row, number).chunk->ids.data() + first(row, number);
+  }
+  // The text of an added token or an unknown one, if content has words; null: the vocabulary says it.
+  const std::string* text(size_t row, int number, size_t token) const;
 
   // One number a token, two for offsets, row after row; T: int32_t or int64_t.
   template <class T>
@@ -101,7 +114,8 @@ class Rows {
   // What one thread encoded.
   struct Chunk {
     CallIds ids;
-    std::vector<Align> offsets;         // not trimmed
+    std::vector<Align> offsets;  // not trimmed
+    std::vector<int32_t> words;
     std::vector<Encoded::Added> added;  // of texts whose ids do not say where they lie
   };
   struct Sequence {
@@ -113,6 +127,10 @@ class Rows {
     std::vector<Part> rest;
   };
 
+  const Sequence& sequence(size_t row, int number) const {
+    return sequences_[2 * rows_[row].sample + size_t(number)];
+  }
+  size_t first(size_t row, int number) const { return sequence(row, number).begin + rows_[row].parts[number].begin; }
   bool encode(const RowText* texts, const RowSample* from, const RowSample* to, Sequence* out, Chunk& chunk) const;
   bool encode(const RowText& text, Chunk& chunk) const;
   static bool cut(size_t size, uint64_t kept, const RowCut& rule, Kept& out);
@@ -121,7 +139,8 @@ class Rows {
   void pad(const RowPadding& padding, size_t longest);
 
   const Core& core_;
-  const bool parse_special_, offsets_;
+  const bool parse_special_;
+  const RowContent content_;
   std::deque<Chunk> chunks_;
   std::vector<Sequence> sequences_;  // two a sample; the second may be none
   std::vector<RowSample> samples_;

@@ -103,19 +103,13 @@ class Tokenizer {
     run(text, parse_special, s, true, sink);
   }
 
-  // The offsets in code points of all ids that encode_ids() made of a text of so many characters, trimmed, if it
-  // said that this may be asked. text: given if spans_read_text(); ascii: it is known that it is no more. False:
-  // encode() has to say.
-  bool char_spans(const int32_t* ids, size_t n, size_t characters, std::string_view text, bool ascii,
+  // The offsets in code points of all ids that encode_ids() made of a text of so many characters, if it said that it
+  // knows. text: given if spans_read_text(); ascii: it is known to be no more. False: encode() has to say.
+  bool char_spans(const int32_t* ids, size_t n, size_t characters, std::string_view text, bool ascii, bool trims,
                   Align* out) const {
-    if (!whole_spans(ids, n, characters, text, ascii, out)) return false;
-    trim(ids, n, {}, 0, out);
+    if (!spans_.known() || !spans_.put(ids, n, characters, text, ascii, out)) return false;
+    if (trims) trim(ids, n, {}, 0, out);
     return true;
-  }
-  // The same, not trimmed.
-  bool whole_spans(const int32_t* ids, size_t n, size_t characters, std::string_view text, bool ascii,
-                   Align* out) const {
-    return spans_.known() && spans_.put(ids, n, characters, text, ascii, out);
   }
   bool spans_read_text() const { return spans_.reads_text(); }
 
@@ -124,8 +118,7 @@ class Tokenizer {
   // Of n tokens in a row; `added` says which tokens are others than those of their ids, the first at index `from`.
   void trim(const int32_t* ids, size_t n, std::span<const Encoded::Added> added, size_t from, Align* offsets) const {
     for (bool add_prefix_space : trim_passes_) {
-      auto next = std::lower_bound(added.begin(), added.end(), from,
-                                   [](const Encoded::Added& one, size_t at) { return one.index < at; });
+      auto next = std::ranges::lower_bound(added, from, {}, &Encoded::Added::index);
       trim_offsets(offsets, n, add_prefix_space, [&](uint32_t i) {
         while (next != added.end() && next->index < from + i) ++next;
         if (next != added.end() && next->index == from + i) return fasttoken::trim_of(next->text);

@@ -124,7 +124,7 @@ class ArrayMethods(EncodeEntry):
     _literal: LiteralText
     _control: ControlTokens
     _processor: Processor | None
-    _frames: tuple[Frame | None, Frame | None]  # without special tokens, with
+    _frames: list[Frame | None]  # without special tokens, with
     _truncation: Truncation | None
     _padding: Padding | None
     _encode_special: bool
@@ -155,7 +155,7 @@ class ArrayMethods(EncodeEntry):
         if not add_special_tokens:
             return ids, spans
         frame = self._frame()
-        return frame.ids(ids), frame.rows(spans, 0)
+        return frame.ids(ids), np.pad(spans, (tuple(map(len, frame)), (0, 0)))
 
     # ---- counting and growing; no truncation and padding here either
 
@@ -188,10 +188,7 @@ class ArrayMethods(EncodeEntry):
         return sum(map(len, self._around_ids(add_special_tokens)))
 
     def _around_ids(self, add_special_tokens: bool) -> tuple[list[int], list[int]]:
-        if not add_special_tokens:
-            return [], []
-        frame = self._frame()
-        return frame.before.ids, frame.after.ids
+        return self._frame() if add_special_tokens else ([], [])
 
     def token_bytes(self, id: int) -> bytes:
         """Return the bytes that a token stands for. For byte-level vocabularies the bytes of all tokens, one after

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..encoding import Encoding, _sliced, merge
+from ..encoding import Encoding, merge
 from ..errors import TokenizerError
 from ..params import Truncation, truncate_pair
 
 Int32 = npt.NDArray[np.int32]
 
+_TEXT = "\0the text"
 _SPACE = "\u0120"  # byte-level BPE's character for a space
 _BLANKS = (
     "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
@@ -275,48 +276,22 @@ def without_trimming(processor: Processor | None) -> Processor | None:
 
 
 class Frame(NamedTuple):
-    """The tokens that a processor puts around a single sequence, if it does no more than that."""
+    """The ids that a processor puts around a single sequence, if it does no more than that."""
 
-    before: Encoding
-    after: Encoding
-    type_id: int
-
-    @property
-    def is_empty(self) -> bool:
-        return not len(self.before) and not len(self.after)
+    before: list[int]
+    after: list[int]
 
     def ids(self, inner: Int32) -> Int32:
-        return inner if self.is_empty else np.concatenate([self.before._ids, inner, self.after._ids])
-
-    def around(self, inner: Encoding, sequenced: bool) -> Encoding:
-        """Return ``inner`` as the processor finishes it; ``sequenced``: the sequence has its number."""
-        n, at, types = len(inner), len(self.before), (self.before.type_ids, self.after.type_ids)
-        uniform = {*types[0], *types[1]} <= {self.type_id}
-        made = Encoding._make(
-            self.ids(inner._ids),
-            None if inner._offsets is None else self.rows(inner._offsets, 0),
-            None if inner._words is None else self.rows(inner._words, -1),
-            lambda: [*self.before.tokens, *inner._token_list(), *self.after.tokens],
-            self.type_id if uniform else np.array([*types[0], *[self.type_id] * n, *types[1]], np.int32),
-            0 if self.is_empty else self.rows(np.zeros(n, np.int32), 1),
-        )
-        made._ranges = {0: (at, at + n)} if sequenced else {}
-        return made
-
-    def rows(self, inner: Int32, fill: int) -> Int32:
-        """Return a column for ``ids``: ``inner`` between rows of ``fill``."""
-        if self.is_empty:
-            return inner
-        whole = np.full((len(self.before) + len(inner) + len(self.after), *inner.shape[1:]), fill, np.int32)
-        whole[len(self.before) : len(self.before) + len(inner)] = inner
-        return whole
+        return np.concatenate([np.array(self.before, np.int32), inner, np.array(self.after, np.int32)])
 
 
-Piece = tuple[int, list[int], int, int]  # sequence or -1, ids, type id, type id of a part that was cut off
-Layout = list[Piece] | None
+class Layout(NamedTuple):
+    pieces: list[tuple[int, list[int], int, int]]  # sequence or -1, ids, type id, type id of a part that was cut off
+    tokens: list[str] | None  # of each piece; None: their number is not that of the ids
+    ranges: int | None  # of sequences: 0 none, 1 of those that are not cut off, 2 of all; None: others
 
 
-def layout(processor: Processor | None, add_special_tokens: bool, is_pair: bool) -> Layout:
+def layout(processor: Processor | None, add_special_tokens: bool, is_pair: bool) -> Layout | None:
     """What ``processor`` puts around one sequence, or two, and around the parts that truncation cuts off of them;
     None if it does more than that."""
     first, second = _probe((-2, -3, -4), 0), _probe((-5, -6, -7), 1) if is_pair else None
@@ -340,12 +315,18 @@ def layout(processor: Processor | None, add_special_tokens: bool, is_pair: bool)
             return None
         sequence = -1 if id >= 0 else int(id < -4)
         pieces.append((sequence, [id] if id >= 0 else [], type_id, types[1].pop() if types[1] else type_id))
-    return pieces
+    tokens = whole.tokens if all(row.tokens == whole.tokens for row in rows) else []
+    own = [token != _TEXT for token in tokens] == [sequence < 0 for sequence, *_ in pieces]
+    places = {sequence: (at, at + 1) for at, (sequence, *_) in enumerate(pieces) if sequence >= 0}
+    stay = [{s: place for s, place in places.items() if row.ids[place[0]] in (-2, -5)} for row in rows]
+    found = [row._ranges for row in rows]
+    rules = [[{} for _ in rows], stay, [places for _ in rows]]
+    return Layout(pieces, tokens if own else None, rules.index(found) if found in rules else None)
 
 
 def _probe(ids: tuple[int, ...], type_id: int) -> Encoding:
     """Return a token, and parts of one token that were cut off."""
-    first, *rest = (Encoding._make(np.array([id], np.int32), None, None, [""], type_id) for id in ids)
+    first, *rest = (Encoding._make(np.array([id], np.int32), None, None, [_TEXT], type_id) for id in ids)
     first._overflowing = rest
     return first
 
@@ -361,21 +342,9 @@ def trims_first(processor: Processor | None) -> bool:
     return True
 
 
-def frame(processor: Processor | None, add_special_tokens: bool) -> Frame | None:
-    mark, text = -2, "\0the text"
-    probe = Encoding._make(np.array([mark], np.int32), None, None, [text])
-    try:
-        whole = run(without_trimming(processor), probe, None, add_special_tokens)
-    except TokenizerError:
+def frame(single: Layout | None) -> Frame | None:
+    if single is None or single.ranges is None:
         return None
-    ids = whole.ids
-    if ids.count(mark) != 1:
-        return None
-    at = ids.index(mark)
-    if whole._ranges not in ({}, {0: (at, at + 1)}):  # the sequence is more than the text's tokens
-        return None
-    before, after = _sliced(whole, 0, at), _sliced(whole, at + 1, len(ids))
-    tokens = whole.tokens  # a special token may have more strings than ids, or fewer
-    middle = tokens.index(text)
-    before._tokens, after._tokens = tokens[:middle], tokens[middle + 1 :]
-    return Frame(before, after, whole.type_ids[at])
+    sequences, ids = [piece[0] for piece in single.pieces], [id for piece in single.pieces for id in piece[1]]
+    at = sequences.index(0)
+    return Frame(ids[:at], ids[at:])

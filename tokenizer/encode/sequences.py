@@ -15,14 +15,14 @@ import numpy.typing as npt
 from ..backends.reference import ReferenceCore
 from ..encoding import Encoding
 from ..params import Padding, Truncation
-from .post_processing import Frame, Processor, finished, layout, trims_first, without_trimming
+from .post_processing import Processor, finished, frame, layout, trims_first, without_trimming
 
 if TYPE_CHECKING:
     from ..backends.choice import Core
-    from ..backends.reference import Found
 
 Int32 = npt.NDArray[np.int32]
 Given = str | list[str]  # a text, or words
+Settings = tuple[bool, bool, Truncation | None, bool]  # of Sequences.finished
 
 
 class EncodeInput(NamedTuple):
@@ -106,6 +106,8 @@ class Sequences:
 
     def __init__(self, core: Core, processor: Processor | None) -> None:
         self._core, self._processor, self._untrimmed = core, processor, without_trimming(processor)
+        self._layouts = [(layout(processor, s, False), layout(processor, s, True)) for s in (False, True)]
+        self.frames = [frame(single) for single, _ in self._layouts]
         self.as_found = b"" if isinstance(core, ReferenceCore) else core.as_found()
 
     def finished(
@@ -124,90 +126,57 @@ class Sequences:
         second = None if given.second is None else self._encoded(given.second, 1, parse_special, trim, fast)
         return finished(first, second, add_special_tokens, truncation, self._untrimmed if trim else self._processor)
 
-    def fill_fresh(self, fresh: Encoding, text: str, frame: Frame, bare: Int32 | None, parse_special: bool) -> None:
-        """Make the columns of ``fresh``, one text between the tokens of ``frame``, faster than ``finished``.
-        ``bare``: all ids of a fast encoding."""
-        if bare is None:
-            made = self._encoded(text, 0, parse_special, True, False)
-        else:
-            ids = bare[len(frame.before) : len(bare) - len(frame.after)]
-            made = Encoding._make(ids, None, None, [""] * len(ids))
-        fresh._columns = frame.around(made, self._processor is not None)._columns
+    def general(self, text: str, add_special_tokens: bool, fast: bool, parse_special: bool) -> Encoding:
+        return self.finished(EncodeInput(text, None), add_special_tokens, fast, None, parse_special)
 
-    def entry(self, frames: tuple[Frame | None, Frame | None]) -> tuple[Any, Any, Any, Any, Any]:
-        """The values for ``EncodeEntry``: the core, and the tokens put around a text and the texts of a row, each
-        without and with special tokens."""
+    def entry(self) -> tuple[Any, Any, Any]:
+        """The values for ``EncodeEntry``: the core, and the tokens around texts without special tokens and with."""
         core, processor = self._core, self._processor
         if isinstance(core, ReferenceCore):
-            return None, None, None, None, None
-        from .._core import QuickFrame, RowFrames
+            return None, None, None
+        from .._core import RowFrames
 
-        plain, special = (None if f is None else QuickFrame(self, f, Encoding) for f in frames)
-        rows = []
-        for with_special in (False, True):
-            around = processor if with_special else None
-            added = (0, 0) if around is None else (around.added(False), around.added(True))
-            single, pair = layout(processor, with_special, False), layout(processor, with_special, True)
-            rows.append(RowFrames(single, pair, added, trims_first(processor)))
-        return core, plain, special, rows[0], rows[1]
+        trimmed, rows = trims_first(processor), []
+        for special, (layouts, one) in enumerate(zip(self._layouts, self.frames)):
+            added = (processor.added(False), processor.added(True)) if processor and special else (0, 0)
+            rows.append(RowFrames(self, *layouts, one, added, trimmed, bool(special), Encoding))
+        return core, rows[0], rows[1]
 
     def _encoded(self, given: Given, type_id: int, parse_special: bool, trim: bool, fast: bool) -> Encoding:
         """One sequence. With ``trim`` its offsets are trimmed as if it were the whole encoding."""
-        core = self._core
+        core, texts = self._core, [given] if isinstance(given, str) else given
+        rows: list[Any]
+        tokens: list[str] | Callable[[], list[str]]
         if isinstance(core, ReferenceCore):
-            made = self._by_reference(core, given, type_id, parse_special)
-        elif isinstance(given, str):
-            ids, offsets, words = core.encode_full(given, parse_special, "char", trim)
-            made = Encoding._make(ids, offsets, words, self._tokens(ids, [given], parse_special), type_id)
+            rows = core.encode_found(texts, parse_special)
+            tokens = [token for row in rows for token in row[3]]
         else:
-            ids, offsets, words, starts = core.encode_batch_full(given, parse_special, "char", trim)
-            words = np.repeat(np.arange(len(given), dtype=np.int32), np.diff(starts))
-            made = Encoding._make(ids, offsets, words, self._tokens(ids, given, parse_special), type_id)
-        return Encoding._make(made._ids, None, None, [""] * len(made)) if fast else made
-
-    def _tokens(self, ids: Int32, texts: Sequence[str], parse_special: bool) -> Callable[[], list[str]]:
-        core: Any = self._core
-
-        def found() -> list[str]:
-            if self.as_found and np.frombuffer(self.as_found, np.bool_)[ids].any():
-                return [t for text in texts for t in core.encode_tokens(text, parse_special)]
-            return [t or "" for t in core.tokens(ids)]
-
-        return found
-
-    @staticmethod
-    def _by_reference(core: ReferenceCore, given: Given, type_id: int, parse_special: bool) -> Encoding:
-        rows = core.encode_found([given] if isinstance(given, str) else given, parse_special)
-        none: Found = np.empty(0, np.int32), np.empty((0, 2), np.int32), np.empty(0, np.int32), []
-        ids, offsets, words = (np.concatenate(column) for column in list(zip(none, *rows))[:3])
+            rows = [core.encode_full(text, parse_special, "char", trim) for text in texts]
+            tokens = lambda: [t for text in texts for t in core.encode_tokens(text, parse_special)]  # noqa: E731
+        none = np.empty(0, np.int32), np.empty((0, 2), np.int32), np.empty(0, np.int32)
+        ids, offsets, words = map(np.concatenate, zip(none, *rows))
+        if fast:
+            return Encoding._make(ids, None, None, [""] * len(ids))
         if not isinstance(given, str):
             words = np.repeat(np.arange(len(rows), dtype=np.int32), [len(row[0]) for row in rows])
-        return Encoding._make(ids, offsets, words, [token for row in rows for token in row[3]], type_id)
+        return Encoding._make(ids, offsets, words, tokens, type_id)
 
 
 class RowSource:
-    """The columns of encodings that were made of rows, but for their ids, for one sample each. ``frame``: around a
-    single text that is not truncated; without one the general way makes them."""
+    """What encodings that were made as rows keep of their call, for their other columns."""
+
+    frames: Any = None  # RowFrames
+    padded_to = -1
 
     def __init__(
-        self,
-        sequences: Sequences,
-        inputs: list[EncodeInput],
-        settings: tuple[bool, bool, Truncation | None, bool],
-        padding: Padding | None,
-        frame: Frame | None,
+        self, sequences: Sequences, inputs: list[EncodeInput], settings: Settings, padding: Padding | None
     ) -> None:
-        self._sequences, self._inputs, self._settings, self._padding = sequences, inputs, settings, padding
-        self._frame = frame
-        self.padded_to = 0
+        self._sequences, self._inputs, self._settings, self.padding = sequences, inputs, settings, padding
+        _, self.fast, self.truncation, self.parse_special = settings
+        self.firsts, self.seconds = [one.first for one in inputs], [one.second for one in inputs]
 
-    def fill(self, fresh: Encoding, row: int) -> None:
-        given, (_, fast, truncation, parse_special) = self._inputs[row], self._settings
-        made, frame = Encoding(), None if fast or given.second is not None else self._frame
-        if frame is not None and isinstance(given.first, str):
-            self._sequences.fill_fresh(made, given.first, frame, None, parse_special)
-        if not len(made) or (truncation is not None and len(made) > truncation.max_length):
-            made = self._sequences.finished(given, *self._settings)
-        if self._padding is not None:
-            self._padding.put(made, self.padded_to)
-        fresh._columns = made._columns
+    def general(self, row: int) -> Encoding:
+        made = self._sequences.finished(self._inputs[row], *self._settings)
+        if self.padding is not None:
+            self.padding.put(made, self.padded_to)
+        return made
