@@ -148,20 +148,17 @@ void pack_int8(const Value* weight, int64_t inputs, int64_t output, uint32_t* wo
   }
 }
 
-void pack_nothing(int64_t inputs, int64_t output, uint32_t* words) {
-  const int8_t zeros[kBlock] = {};
-  for (int64_t block = 0; block < blocks_of(inputs); ++block) {
-    const BlockOf to(words, inputs, output, block);
-    write_block(zeros, 0, to.words, to.scale);
-  }
-}
-
 // Input 0 of an output of float16; the next ones lie kGroup values apart.
 uint16_t* f16_column(uint32_t* words, int64_t inputs, int64_t output) {
   return reinterpret_cast<uint16_t*>(words + output / kGroup * group_words(inputs, Packing::f16)) + output % kGroup;
 }
 
-int64_t padded_outputs(int64_t outputs) { return (outputs + kGroup - 1) / kGroup * kGroup; }
+// Zeros in the group that outputs [first, last) begin and do not fill: those behind the last have no weights.
+void pack_nothing(int64_t first, int64_t last, int64_t inputs, Packing packing, uint32_t* words) {
+  const int64_t group = last / kGroup;
+  if (last % kGroup != 0 && group * kGroup >= first)
+    std::fill_n(words + group * group_words(inputs, packing), group_words(inputs, packing), 0);
+}
 
 #ifdef PRELUDE_X86_TARGETS
 // clang 14 has no name for it in __builtin_cpu_supports.
@@ -250,27 +247,15 @@ void pack_outputs(const Value* weight, int64_t stride, int64_t first, int64_t la
 template <class Value>
 void pack_all(const Value* weight, int64_t stride, int64_t outputs, int64_t inputs, Packing packing, uint32_t* words,
               int64_t first, int threads) {
-  const int64_t last = first + outputs, of_group = group_words(inputs, packing);
-  const int64_t begin = first / kGroup, groups = padded_outputs(last) / kGroup - begin;
+  const int64_t last = first + outputs, begin = first / kGroup, groups = (last + kGroup - 1) / kGroup - begin;
   const int64_t each = std::max<int64_t>(1, kPieceValues / (std::max<int64_t>(1, inputs) * kGroup));
   const int64_t pieces = (groups + each - 1) / each;
+  pack_nothing(first, last, inputs, packing, words);
   run_pieces(static_cast<int>(std::min<int64_t>(threads, pieces)), pieces, [&](int64_t i, int) {
     const int64_t from = std::max(first, (begin + i * each) * kGroup);
     const int64_t to = std::min(last, (begin + (i + 1) * each) * kGroup);
     pack_outputs(weight + (from - first) * stride, stride, from, to, inputs, packing, words);
   });
-  for (int64_t output = last; output < padded_outputs(last); ++output) {
-    if (packing == Packing::int8) {
-      pack_nothing(inputs, output, words);
-      continue;
-    }
-    if (packing == Packing::f16) {
-      for (int64_t i = 0; i < inputs; ++i) f16_column(words, inputs, output)[i * kGroup] = 0;
-      continue;
-    }
-    uint32_t* to = words + output / kGroup * of_group + output % kGroup;
-    for (int64_t i = 0; i < of_group; i += kGroup) to[i] = 0;
-  }
 }
 
 }  // namespace
@@ -284,24 +269,19 @@ void pack_weight(const uint16_t* weight, int64_t stride, int64_t outputs, int64_
   pack_all(weight, stride, outputs, inputs, packing, words, first, threads);
 }
 
-void prefer_large_pages(void* memory, size_t count) {
+void prefer_large_pages([[maybe_unused]] void* memory, [[maybe_unused]] size_t count) {
 #ifdef MADV_HUGEPAGE
   constexpr uintptr_t kLarge = 2u << 20;
   const auto at = reinterpret_cast<uintptr_t>(memory);
   const uintptr_t first = (at + kLarge - 1) / kLarge * kLarge, last = (at + count) / kLarge * kLarge;
   if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-#else
-  (void)memory, (void)count;
 #endif
 }
 
 void pack_q8(const uint8_t* rows, int64_t outputs, int64_t inputs, uint32_t* words) {
   const int64_t blocks = blocks_of(inputs);
-  for (int64_t output = 0; output < padded_outputs(outputs); ++output) {
-    if (output >= outputs) {
-      pack_nothing(inputs, output, words);
-      continue;
-    }
+  pack_nothing(0, outputs, inputs, Packing::int8, words);
+  for (int64_t output = 0; output < outputs; ++output)
     for (int64_t block = 0; block < blocks; ++block) {
       const uint8_t* from = rows + (output * blocks + block) * kQ8Bytes;
       uint16_t scale;
@@ -311,7 +291,6 @@ void pack_q8(const uint8_t* rows, int64_t outputs, int64_t inputs, uint32_t* wor
       const BlockOf to(words, inputs, output, block);
       write_block(integers, scale, to.words, to.scale);
     }
-  }
 }
 
 void pack_few(const uint8_t* rows, int64_t outputs, int64_t inputs, Packing packing, uint32_t* words) {
@@ -319,8 +298,7 @@ void pack_few(const uint8_t* rows, int64_t outputs, int64_t inputs, Packing pack
   const int64_t bytes = bytes_of_block(six ? BlockKind::q6_k : BlockKind::q4_k), together = inputs / kFewInputs;
   const Few few = few_of(packing);
   const int size = block_inputs(packing);
-  const int64_t whole = packed_words(outputs / kGroup * kGroup, inputs, packing);
-  std::fill(words + whole, words + packed_words(outputs, inputs, packing), 0);  // a group that is not full
+  pack_nothing(0, outputs, inputs, packing, words);
   for (int64_t output = 0; output < outputs; ++output)
     for (int64_t i = 0; i < together; ++i) {
       const uint8_t* from = rows + (output * together + i) * bytes;

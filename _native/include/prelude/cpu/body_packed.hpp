@@ -9,7 +9,7 @@
 //   sums(values)              but for integers: the sums that `floats` has given
 //   floats(sums, part)        outputs [part * kLanes, (part + 1) * kLanes) as floats; of integers as they are
 // and
-//   fused(a, b, c)            a * b + c, rounded once on every target
+//   fused(a, b, c)            a * b + c, rounded once on every target; summed(c, a, b), where c keeps its register
 //   bytes(v, to)              the lowest byte of each lane
 //   halves(words)             kLanes numbers of float16 as floats
 //   of_bytes(bytes)           kLanes signed bytes as floats
@@ -19,6 +19,7 @@
 //   of_pairs(words, part)     the lower (part 0) or upper bfloat16 of kLanes words as floats
 //   kFloatRows, kFloatWide    rows, and times 16 outputs, whose sums of float32 are in registers at a time
 //   kFloatWords               words of many rows that meet these outputs before the next words do
+//   kFloatSteps               words of a row whose products are spelled out one after the other
 
 inline constexpr int64_t kHalves = kGroup / kHalf;  // of a group
 
@@ -60,9 +61,7 @@ struct F32Dot {
     return made;
   }
   static Sums start() {
-    Sums made;
-    for (Vec& vector : made.vectors) vector = zero();
-    return made;
+    return each([](int) { return zero(); });
   }
   static Sums sums(const float* values) {
     return each([&](int i) { return load(values + i * kLanes); });
@@ -74,7 +73,7 @@ struct F32Dot {
     return same(x);
   }
   static void step(Sums& sums, const Weight& weight, Input input) {
-    for (int i = 0; i < kHalf / kLanes; ++i) sums.vectors[i] = fused(weight.vectors[i], input, sums.vectors[i]);
+    for (int i = 0; i < kHalf / kLanes; ++i) sums.vectors[i] = summed(sums.vectors[i], weight.vectors[i], input);
   }
   static Vec floats(const Sums& sums, int part) { return sums.vectors[part]; }
 };
@@ -292,8 +291,7 @@ inline void sum_floats(const uint32_t* const* w, const uint32_t* x, int64_t step
   PRELUDE_SPELL_OUT
   for (int r = 0; r < R; ++r) PRELUDE_SPELL_OUT
   for (int p = 0; p < P; ++p) sums[r][p] = continues ? Dot::sums(&made[r][p * kHalf]) : Dot::start();
-  for (int64_t i = 0; i < steps; ++i) {
-    if (i < ahead.lines) fetch(ahead.at + i * 64);
+  const auto step = [&](int64_t i) {
     PRELUDE_SPELL_OUT
     for (int part = 0; part < Dot::kParts; ++part) {
       typename Dot::Weight weight[P];
@@ -306,7 +304,18 @@ inline void sum_floats(const uint32_t* const* w, const uint32_t* x, int64_t step
         for (int p = 0; p < P; ++p) Dot::step(sums[r][p], weight[p], input);
       }
     }
+  };
+  // Spread over the steps: where more lines are on their way than memory brings, those that are near wait for them.
+  const int64_t lines = std::min<int64_t>((ahead.lines * kFloatSteps + steps - 1) / steps, kFloatSteps);
+  const char *soon = ahead.at, *end = soon + ahead.lines * 64;
+  int64_t i = 0;
+  for (; i + kFloatSteps <= steps; i += kFloatSteps) {
+    if (soon < end)
+      for (int64_t line = 0; line < lines; ++line, soon += 64) fetch(soon);
+    PRELUDE_SPELL_OUT
+    for (int s = 0; s < kFloatSteps; ++s) step(i + s);
   }
+  for (; i < steps; ++i) step(i);
   PRELUDE_SPELL_OUT
   for (int r = 0; r < R; ++r) PRELUDE_SPELL_OUT
   for (int p = 0; p < P; ++p)
@@ -327,12 +336,6 @@ inline void multiply_block(const PackedArgs& a, const PackedRows& rows, int64_t 
   const uint32_t* x = rows.words + row * of_row;
   bool done = true;
   if constexpr (!quantizes(Dot::kPacking)) done = last * Dot::kParts >= of_row;
-  if (done && ahead.lines > 0) {  // where the sums go
-    const int64_t size = a.out_type == Type::f32 ? 4 : 2;
-    const auto* out = static_cast<const char*>(a.out) + (row * a.out_stride + half * kHalf) * size;
-    for (int r = 0; r < R; ++r)
-      for (int p = 0; p < P; ++p) fetch(out + (r * a.out_stride + p * kHalf) * size);
-  }
   if constexpr (quantizes(Dot::kPacking)) {
     int lanes[P];
     for (int p = 0; p < P; ++p) lanes[p] = (half + p) % kHalves * kHalf;

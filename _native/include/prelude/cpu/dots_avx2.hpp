@@ -1,6 +1,11 @@
 // Exact int8 sums by AVX2. See body_packed.hpp.
 
 inline Vec fused(Vec a, Vec b, Vec c) { return fma(a, b, c); }
+// The instruction: GCC 12 moves sums of a loop that is spelled out from register to register, and some to memory.
+inline Vec summed(Vec sum, Vec a, Vec b) {
+  asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+  return sum;
+}
 inline void bytes(Vec v, uint32_t* to) {
   const __m256i lowest = _mm256_shuffle_epi8(_mm256_castps_si256(v), _mm256_set1_epi32(0x0C080400));
   to[0] = static_cast<uint32_t>(_mm256_extract_epi32(lowest, 0));
@@ -34,7 +39,7 @@ inline Vec of_pairs(const uint32_t* words, int part) {
                                        : _mm256_and_si256(pairs, _mm256_set1_epi32(-65536)));
 }
 // Twelve vectors of sums, two of weights and an input.
-constexpr int kFloatRows = 6, kFloatWide = 1, kFloatWords = 384;
+constexpr int kFloatRows = 6, kFloatWide = 1, kFloatWords = 384, kFloatSteps = 4;
 
 // Four rows by 16 outputs: eight vectors of sums, two of weights, each with its sizes, an input and what a step
 // makes. The product of bytes takes unsigned by signed ones: the sizes of weights by the integers of a row with the

@@ -1,6 +1,7 @@
 // Sums of packed products by 512-bit vectors: VNNI for int8, AVX512-BF16 for bfloat16. See body_packed.hpp.
 
 inline Vec fused(Vec a, Vec b, Vec c) { return fma(a, b, c); }
+inline Vec summed(Vec sum, Vec a, Vec b) { return fused(a, b, sum); }
 inline void bytes(Vec v, uint32_t* to) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(_mm512_castps_si512(v)));
 }
@@ -30,7 +31,7 @@ inline Vec of_pairs(const uint32_t* words, int part) {
                                        : _mm512_and_si512(pairs, _mm512_set1_epi32(-65536)));
 }
 // 24 sums, two weights and an input fit in the registers.
-constexpr int kFloatRows = 12, kFloatWide = 2, kFloatWords = 192;
+constexpr int kFloatRows = 12, kFloatWide = 2, kFloatWords = 192, kFloatSteps = 1;
 
 // Seven rows by 32 outputs: 14 sums of a block, as many of the blocks before it and two weights fit in the 32
 // registers. Twelve rows, with half of the sums in memory, reach 0.85 of it.

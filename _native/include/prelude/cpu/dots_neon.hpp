@@ -1,6 +1,7 @@
 // Sums of packed products by NEON. See body_packed.hpp.
 
 inline Vec fused(Vec a, Vec b, Vec c) { return fma(a, b, c); }
+inline Vec summed(Vec sum, Vec a, Vec b) { return fused(a, b, sum); }
 inline void bytes(Vec v, uint32_t* to) {
   const uint16x4_t halves = vmovn_u32(vreinterpretq_u32_f32(v));
   *to = vget_lane_u32(vreinterpret_u32_u8(vmovn_u16(vcombine_u16(halves, halves))), 0);
@@ -33,7 +34,7 @@ inline Vec of_pairs(const uint32_t* words, int part) {
   return vreinterpretq_f32_u32(part == 0 ? vshlq_n_u32(pairs, 16) : vandq_u32(pairs, vdupq_n_u32(0xFFFF0000u)));
 }
 // 24 vectors of sums, four of weights and an input.
-constexpr int kFloatRows = 6, kFloatWide = 1, kFloatWords = 192;
+constexpr int kFloatRows = 6, kFloatWide = 1, kFloatWords = 192, kFloatSteps = 1;
 
 // Exact int8 sums of three rows by 16 outputs: twelve vectors of a block, as many of the blocks before it, four of
 // weights and an input. Both sides are signed: a weight's byte, which is 128 too large, becomes that by its highest

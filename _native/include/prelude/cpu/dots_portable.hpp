@@ -4,6 +4,7 @@ inline Vec fused(Vec a, Vec b, Vec c) {
   for (int l = 0; l < kLanes; ++l) c.lane[l] = std::fma(a.lane[l], b.lane[l], c.lane[l]);
   return c;
 }
+inline Vec summed(Vec sum, Vec a, Vec b) { return fused(a, b, sum); }
 inline void bytes(Vec v, uint32_t* to) {
   uint8_t made[kLanes];
   for (int l = 0; l < kLanes; ++l) {
@@ -45,7 +46,7 @@ inline Vec of_pairs(const uint32_t* words, int part) {
   }
   return v;
 }
-constexpr int kFloatRows = 2, kFloatWide = 1, kFloatWords = 192;
+constexpr int kFloatRows = 2, kFloatWide = 1, kFloatWords = 192, kFloatSteps = 1;
 
 struct Int8Dot {
   static constexpr Packing kPacking = Packing::int8;
