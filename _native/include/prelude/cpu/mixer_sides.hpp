@@ -14,6 +14,10 @@
 #include "prelude/cpu/packed_matmul.hpp"
 #include "prelude/cpu/row_work.hpp"
 
+#ifdef __linux__
+#include <unistd.h>
+#endif
+
 namespace prelude::cpu {
 
 // The kernels of rows, and the threads that they run in.
@@ -147,15 +151,22 @@ inline bool add_product(const Team& team, const Projection& by, const Norm& afte
   return over_rows(add_rows, args, rows, width, false, team.threads);
 }
 
-// A thread that takes rows through a whole side reads all of its weights. Weights of so many bytes stay in the cache
-// of its own processor and pay from few rows on, others in the cache that the processors share.
-inline constexpr int64_t kOwnBytes = 2 << 20, kOwnRows = 8;
-inline constexpr int64_t kSharedBytes = 16 << 20, kSharedRows = 32;
+// A thread that takes rows through a whole side reads all of its weights. Those that fit into the cache of its own
+// processor pay from few rows on, others stay in the cache that the processors share.
+inline constexpr int64_t kOwnRows = 8, kSharedBytes = 16 << 20, kSharedRows = 32;
 
-// Parts of `rows` that threads take through a side, several for each of them: one of them may be kept from running.
+inline int64_t own_bytes() {
+#ifdef _SC_LEVEL2_CACHE_SIZE
+  static const int64_t told = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  if (told > 0) return told;
+#endif
+  return 2 << 20;  // where the system does not tell it
+}
+
+// Parts of `rows` that threads take through a side, of many rows several for each: one may be kept from running.
 inline int64_t parts_of(int64_t rows, int64_t bytes, int threads) {
-  if (bytes > kSharedBytes) return 1;
-  return std::min<int64_t>(rows / (bytes > kOwnBytes ? kSharedRows : kOwnRows), 4 * int64_t{threads});
+  const int64_t least = threads * (bytes > own_bytes() ? kSharedRows : kOwnRows);
+  return bytes > kSharedBytes || rows < least ? 1 : threads * std::clamp<int64_t>(rows / (2 * least), 1, 4);
 }
 
 inline int64_t bytes_of(const Projection& by) {
