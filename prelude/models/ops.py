@@ -1,7 +1,5 @@
 """The parts of a model beside attention and projections: norms, activations, and the rope table.
-
-They are native (``_native/kernels.pxi``): one pass each over memory that is still in the cache. At the sizes of
-small models the passes between the products would cost as much as the products do.
+They are native (``_native/kernels.pxi``): one pass each over memory that is still in the cache.
 """
 
 from __future__ import annotations

@@ -1,17 +1,6 @@
-"""Projections whose weights are packed for the CPU's vector units: int8 with exact sums, float32, bfloat16 and
-float16 with float32 sums.
-
-A weight of int8 has a float16 scale for each block of 32 inputs of an output, as GGUF's Q8_0 has it. Weights of q4_k
-and q6_k are GGUF's Q4_K and Q6_K, 4.6 and 6.6 bits a value, and are widened to the integers of int8 inside the
-product. A row of the input is quantized when it is used: blocks of 32 integers, of 16 for q6_k, from -127 to 127,
-nearest, the largest absolute value at 127. The sums of products of a block are exact int32, and blocks are added in
-float32 from the first to the last. So a product has the same bits on every processor, with any number of threads, and
-with any other rows of the step (``_native/include/prelude/cpu/packed_matmul.hpp``).
-
-In "float32" a sum of products runs from the first input to the last, and each product is rounded once with its sum.
-So it too has the same bits everywhere. "widened" keeps the two bytes of a bfloat16 weight, "float16" those of a
-float16 weight. A row of the input stays float32, a weight becomes float32 in a register, and the sums are those of
-"float32".
+"""Projections whose weights are packed for the CPU's vector units. ``_native/include/prelude/cpu/packed_matmul.hpp``
+has the packings. A product has the same bits with any number of threads and any other rows of the step, and but for
+"bfloat16" on every processor.
 """
 
 from __future__ import annotations
@@ -22,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 
 from prelude._native import cpu
-from prelude.models.arrays import F32, OF_BLOCKS, Array, Packing, address, aligned, name_of
+from prelude.models.arrays import ALIGNMENT, F32, OF_BLOCKS, Array, Packing, address, aligned, name_of
 from prelude.values.arrays import F64
 
 if TYPE_CHECKING:
@@ -32,6 +21,21 @@ if TYPE_CHECKING:
 LEAST_WEIGHT = 1e-3
 """The smallest scale of float16 is 6e-8: it rounds a weight by 3e-8, a hundredth of the rounding of a weight of
 1e-3."""
+
+
+class Pages:
+    """Large pages that weights share, since most are smaller than one. A page that none reaches takes no memory."""
+
+    def __init__(self) -> None:
+        self._left: Array = np.empty(0, np.uint8)
+
+    def words(self, count: int) -> Array:
+        """Return int32 [count], not filled."""
+        if len(self._left) < 4 * count:
+            self._left = aligned((max(4 * count, 64 << 20),), np.dtype(np.uint8))
+            cpu.large_pages(address(self._left), len(self._left))
+        found, self._left = self._left[: 4 * count], self._left[-(-4 * count // ALIGNMENT) * ALIGNMENT :]
+        return found.view(np.int32)
 
 
 class PackedLinear:
@@ -45,17 +49,18 @@ class PackedLinear:
 
     def __init__(self, weight: Array, bias: F32 | None = None, packing: Packing = "int8") -> None:
         outputs, inputs = weight.shape
-        self._reserve(outputs, inputs, bias, packing)
+        self._shape(outputs, inputs, bias, packing)
+        self._reserve(None)
         self._fill(0, weight)
 
     @classmethod
     def of_parts(
-        cls, parts: Iterable[Array], outputs: int, inputs: int, bias: F32 | None, packing: Packing
+        cls, parts: Iterable[Array], outputs: int, inputs: int, bias: F32 | None, packing: Packing, pages: Pages
     ) -> PackedLinear:
-        """The rows of ``parts`` one under the other, ``outputs`` in all. A part is not needed when the next one is
-        asked for."""
+        """The rows of ``parts`` one under the other. A part is not needed when the next one is asked for."""
         made = object.__new__(cls)
-        made._reserve(outputs, inputs, bias, packing)
+        made._shape(outputs, inputs, bias, packing)
+        made._reserve(pages)
         at = 0
         for part in parts:
             made._fill(at, part)
@@ -77,13 +82,14 @@ class PackedLinear:
         cpu.pack_rows(address(weight), stride, half, outputs, inputs, self._packing, self._at, first)
 
     @classmethod
-    def of_blocks(cls, parts: Sequence[Blocks], bias: F32 | None = None) -> PackedLinear:
+    def of_blocks(cls, parts: Sequence[Blocks], bias: F32 | None = None, pages: Pages | None = None) -> PackedLinear:
         """Return a weight of the rows of ``parts``, all of ``OF_BLOCKS``, one under the other, value for value."""
         first, count = parts[0], parts[0].shape[0]
         before, after = (None, None) if bias is None else (bias[:count], bias[count:])
-        behind = cls.of_blocks(parts[1:], after) if len(parts) > 1 else None
+        behind = cls.of_blocks(parts[1:], after, pages) if len(parts) > 1 else None
         made = object.__new__(cls)
-        made._reserve(*first.shape, before, OF_BLOCKS[first.kind], behind)
+        made._shape(*first.shape, before, OF_BLOCKS[first.kind])
+        made._reserve(pages, behind)
         rows = np.ascontiguousarray(first.data)
         cpu.pack_blocks(address(rows), *first.shape, made._packing, made._at)
         return made
@@ -103,13 +109,9 @@ class PackedLinear:
         self.packing: Packing = packing
         self._packing = cpu.PACKINGS[packing]
 
-    def _reserve(
-        self, outputs: int, inputs: int, bias: F32 | None, packing: Packing, behind: PackedLinear | None = None
-    ) -> None:
-        self._shape(outputs, inputs, bias, packing)
-        words = aligned((cpu.packed_words(outputs, inputs, self._packing),), np.dtype(np.int32))
-        cpu.large_pages(address(words), words.nbytes)
-        self._hold(words, behind)
+    def _reserve(self, pages: Pages | None, behind: PackedLinear | None = None) -> None:
+        count = cpu.packed_words(self.outputs, self.inputs, self._packing)
+        self._hold(aligned((count,), np.dtype(np.int32)) if pages is None else pages.words(count), behind)
 
     def _hold(self, words: Array, behind: PackedLinear | None = None) -> None:
         self.words, self._at, self.behind = words, address(words), behind
