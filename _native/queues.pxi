@@ -40,8 +40,8 @@ cdef list _seen(const Link* link):
 
 
 cdef class Inbox:
-    """The way in. ``take_places`` comes before anything is made, ``charge`` counts a request's tokens, ``post`` hands
-    requests over, all of a call in one piece; ``take`` is for the holder of the step lock. Any thread, no lock."""
+    """The way in. ``take_places`` comes before anything is made, ``post`` counts the requests' tokens and hands them
+    over, all of a call in one piece; ``take`` is for the holder of the step lock. Any thread, no lock."""
 
     cdef Handover queue
     cdef Admission* admission  # owned
@@ -84,35 +84,48 @@ cdef class Inbox:
     def give_back(self, int64_t places) -> None:
         self.admission.requests.give_back(places)
 
-    def charge(self, Record request not None, int64_t tokens) -> bool:
-        """Counts the tokens of a request that has a place; False, and nothing counted, where there is no room."""
-        if self.admission.tokens.take(tokens, True) < tokens:
-            return False
-        request.queued_tokens = tokens
-        return True
-
-    def post(self, list requests not None) -> bool:
-        """Posted requests will be answered; after ``close`` none is posted, and the answer is False. Each request
-        once."""
+    def post(self, list requests not None) -> list | None:
+        """Counts the tokens of requests that have a place, and posts them: they will be answered. Returns those whose
+        tokens have no room, of which nothing is counted or posted; after ``close`` that holds for all, and the answer
+        is None. Each request once."""
         cdef Record r
         cdef Parcel* newest = NULL
         cdef Parcel* oldest = NULL
+        cdef int64_t tokens
+        cdef list refused = []
         for r in requests:
             if r.parcel.content != NULL:
                 raise RuntimeError("a request is posted once")
-        for r in requests:
-            Py_INCREF(r)
-            r.parcel.content = <void*>r
-            r.parcel.next = newest
-            newest = &r.parcel
-            if oldest == NULL:
-                oldest = newest
-        if oldest != NULL and self.queue.push(newest, oldest) == Pushed.closed:
+        try:
             for r in requests:
+                tokens = r.row.num_tokens
+                if self.admission.tokens.take(tokens, True) < tokens:
+                    refused.append(r)
+                    continue
+                Py_INCREF(r)
+                r.queued_tokens = tokens
+                r.parcel.content = <void*>r
+                r.parcel.next = newest
+                newest = &r.parcel
+                if oldest == NULL:
+                    oldest = newest
+        except BaseException:  # no memory for the list
+            self.keep_back(requests)
+            raise
+        if oldest != NULL and self.queue.push(newest, oldest) == Pushed.closed:
+            self.keep_back(requests)
+            return None
+        return refused
+
+    cdef void keep_back(self, list requests) noexcept:
+        """Undo the counting of requests that are not posted after all."""
+        cdef Record r
+        for r in requests:
+            if r.parcel.content != NULL:
+                self.admission.tokens.give_back(r.queued_tokens)
+                r.queued_tokens = -1
                 r.parcel.content = NULL
                 Py_DECREF(r)
-            return False
-        return True
 
     def take(self) -> list:
         """The items posted until now. For the holder of the step lock."""
@@ -124,26 +137,6 @@ cdef class Inbox:
 
     def close(self) -> None:
         self.queue.close()
-
-
-@cython.final
-cdef class Tally:
-    """A count that any thread adds to, exact without a lock."""
-
-    cdef Bounded* c  # owned
-
-    def __cinit__(self):
-        self.c = new Bounded(INT64_MAX)
-
-    def __dealloc__(self):
-        del self.c
-
-    cpdef add(self, int64_t n):
-        self.c.take(n, True)
-
-    @property
-    def count(self) -> int:
-        return self.c.count()
 
 
 @cython.final

@@ -86,7 +86,7 @@ class Preparer:
     @property
     def tokenizer_calls(self) -> int:
         """Encode calls since loading."""
-        return self.context.encoder.calls
+        return sum(list(self.context.encoder.calls.values()))  # a copy: threads add theirs meanwhile
 
     @property
     def kept_bytes(self) -> int:

@@ -16,13 +16,15 @@ white space beside them do so within their own piece.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from prelude._native.core import Tally, ids_below
+from prelude._native.core import ids_below
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
 from prelude.readouts.batch import I32
 from prelude.values.memo import Memo
@@ -42,7 +44,7 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer, vocab_rows: int, kept_bytes: int) -> None:
         self.tokenizer = tokenizer
-        self.tally = Tally()  # of the tokenizer's encode calls
+        self.calls: Counter[int] = Counter()  # by thread: each adds to its own, so that none is lost
         self.kept: Memo[Any, Any] = Memo(kept_bytes)
         self.vocab_rows = vocab_rows
         self.tokenizer_ids = self._known_ids()
@@ -50,10 +52,6 @@ class Encoder:
         self.may_pass_rows = tokenizer.id_limit > vocab_rows
         scope = TokenizationScope(self)
         self.prefix, self.suffix = scope.specials()
-
-    @property
-    def calls(self) -> int:
-        return self.tally.count
 
     def _known_ids(self) -> int:
         """One more than the largest id with a token, as far as the model has rows."""
@@ -228,7 +226,7 @@ class TokenizationScope:
     def close(self) -> float:
         """Report to the encoder; returns the milliseconds spent."""
         if self.calls:
-            self.encoder.tally.add(self.calls)
+            self.encoder.calls[get_ident()] += self.calls
             self.calls = 0
         return self.seconds * 1e3
 

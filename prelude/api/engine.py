@@ -263,16 +263,16 @@ class AsyncEngine(AsyncVerbs):
             admitted += [core.inbox.full() for _ in tasks[room:]]
             mark_all(timed, "tokenise")
             sink = LoopSink(completions, len(tasks), progress)
-            requests = core.requests(admitted, calls, sink, places, completions)
+            requests = core.requests(admitted, calls, sink, completions)
             live = [one for one in requests if isinstance(one, Request)]
             sink.expected = len(live)
             if live:
-                core.post(live, places)
+                sink.ends.update(core.post(live, places))  # of those that are refused
                 turn.posted()
         if progress is not None:
-            progress.advance(len(tasks) - len(live))
+            progress.advance(len(tasks) - len(live) + len(sink.ends))
         try:
-            if live:
+            if len(sink.ends) < len(live):
                 await sink.future
         except BaseException:  # cancelled, or the loop went away and closed this coroutine
             for one in live:

@@ -182,14 +182,14 @@ class Engine(Verbs, EngineBase):
             if room < count:
                 admitted.extend([core.inbox.full() for _ in calls[room:]])
             mark_all(timed, "tokenise")
-            requests = core.requests(admitted, calls, sink, places)
+            requests = core.requests(admitted, calls, sink)
             live = [one for one in requests if isinstance(one, Request)]
             sink.expected = len(live)
             if progress is not None:
                 progress.advance(count - len(live))
             if live:
                 try:
-                    core.run_inline(live, places, sink.report)
+                    sink.ends.update(core.run_inline(live, places, sink.report))  # of those that are refused
                     sink.wait()
                 except BaseException:  # Ctrl-C: the caller does not wait for these any more
                     for one in live:

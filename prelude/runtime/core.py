@@ -34,7 +34,7 @@ from prelude.execution.executor import Executor
 from prelude.records import asdict, dataclass
 from prelude.runtime.events import Listeners
 from prelude.runtime.failures import Failures, Watchdog
-from prelude.runtime.handover import CompletionQueue, Completions, Inbox, Reservation, Sinks, watching
+from prelude.runtime.handover import CompletionQueue, Completions, Inbox, Refusals, Reservation, Sinks, watching
 from prelude.runtime.lifecycle import Lifecycle, StepsInFlight
 from prelude.runtime.stats import EngineStats, GcPauses
 from prelude.runtime.stepper import StepLoop, Stepper
@@ -206,12 +206,10 @@ class EngineCore:
         admitted: Sequence[Admitted | Exception],
         calls: Sequence[Call],
         sink: Sink,
-        places: Reservation,
         completions: CompletionQueue | None = None,
     ) -> list[Request | Exception]:
         """Return the request of each admitted task, or the error of one that was not admitted, or is refused. They
-        hold nothing but their ``places``. ``calls``: of the task at the same place. ``completions``: of the loop that
-        waits for them."""
+        hold nothing. ``calls``: of the task at the same place. ``completions``: of the loop that waits for them."""
         found: list[Request | Exception] = []
         for item, call in zip(admitted, calls):
             if isinstance(item, BaseException):
@@ -219,7 +217,7 @@ class EngineCore:
                 continue
             try:
                 own = watching(item, sink) if item.watched else sink
-                request = self.request(item.prepared, own, call.options, places, call.expires)
+                request = self.request(item.prepared, own, call.options, call.expires)
             except Exception as error:
                 found.append(error)
                 continue
@@ -228,36 +226,19 @@ class EngineCore:
         return found
 
     def request(
-        self,
-        prepared: Prepared,
-        sink: Sink,
-        options: RequestOptions = NO_OPTIONS,
-        places: Reservation | None = None,
-        expires: float | None = None,
+        self, prepared: Prepared, sink: Sink, options: RequestOptions = NO_OPTIONS, expires: float | None = None
     ) -> Request:
-        """Make one request, with a place of its own if none is given; raise the error of a bad one. ``expires``: the
-        moment of its deadline, on the monotonic clock."""
+        """Make one request, which holds nothing; raise the error of a bad one. ``expires``: the moment of its
+        deadline, on the monotonic clock."""
         request = Request(prepared, sink, options)
         request.ending = self.lifecycle.ended
         request.expires = options.expires() if expires is None else expires
-        if places is not None:
-            self._place(request, places)
-            return request
-        self.check_process()
-        with self.inbox.reserve(1) as own:
-            self._place(request, own)
-            own.posted()
-        return request
-
-    def _place(self, request: Request, places: Reservation) -> None:
         self._check_fits(request)
         if request.expires < math.inf and self.lifecycle.clock() >= request.expires:
             self.inbox.refused("deadline")
-            self.events.emit("rejected", request.options.request_id, reason="deadline", count=1)
-            raise DeadlineExceeded(
-                f"the deadline of {request.options.deadline:g} s passed before the request was queued"
-            )
-        places.take(request)
+            self.events.emit("rejected", options.request_id, reason="deadline", count=1)
+            raise DeadlineExceeded(f"the deadline of {options.deadline:g} s passed before the request was queued")
+        return request
 
     def _check_fits(self, request: Request) -> None:
         oneshot, tokens = request.execution_class is ExecutionClass.ONESHOT, request.num_known
@@ -284,25 +265,24 @@ class EngineCore:
                 )
 
     def submit(self, request: Request) -> None:
-        """Puts a request in the inbox and wakes the engine thread. If that fails, its place is given back."""
-        try:
-            self.submit_many([request])
-        except BaseException:
-            self.inbox.leave(request)
-            raise
+        """Puts a request in the inbox and wakes the engine thread. ``QueueFull`` if there is no room for it."""
+        self.check_process()
+        for _, error in self.submit_many([request]).values():
+            raise error
 
-    def submit_many(self, requests: list[Request], places: Reservation | None = None) -> None:
-        """Submit all for one step, as far as the budgets go: they arrive together. ``ExecutionError`` if no thread
-        can be started: nothing is posted then."""
-        self.post(requests, places)
+    def submit_many(self, requests: list[Request], places: Reservation | None = None) -> Refusals:
+        """Submit all for one step, as far as the budgets go: they arrive together. Return the ends of those that are
+        refused. ``ExecutionError`` if no thread can be started: nothing is posted then."""
+        refused = self.post(requests, places)
         self.loop.wake_if_started()
+        return refused
 
-    def post(self, requests: list[Request], places: Reservation | None = None) -> None:
+    def post(self, requests: list[Request], places: Reservation | None = None) -> Refusals:
         """As ``submit_many``, but leave a sleeping engine thread asleep."""
         if self.loop.thread is None:
             self._start_watchdog()
             self.loop.start()
-        self.lifecycle.post(requests, places)
+        return self.lifecycle.post(requests, places)
 
     def cancel(self, request: Request) -> None:
         """End a request when the next step begins. In any state, any number of times; one that has ended is left
@@ -321,17 +301,16 @@ class EngineCore:
 
     def run_inline(
         self, requests: list[Request], places: Reservation | None = None, after_step: Callable[[], None] | None = None
-    ) -> None:
+    ) -> Refusals:
         """The direct path: on an idle engine the caller takes the steps itself, and calls ``after_step`` after each;
-        else it waits as all others do."""
+        else it waits as all others do. Return the ends of requests that are refused."""
         lock = self.loop.lock
         self._start_watchdog()
         if not lock.try_acquire():
             self.check_may_wait()
-            self.submit_many(requests, places)
-            return
+            return self.submit_many(requests, places)
         try:
-            self.lifecycle.post(requests, places)
+            refused = self.lifecycle.post(requests, places)
             while self.step() and self.live and any(request.id in self.live for request in reversed(requests)):
                 if after_step is not None:
                     after_step()
@@ -341,6 +320,7 @@ class EngineCore:
             wanted = lock.release()
             if wanted or self.stepper.busy or self.inbox.closed or wants:
                 self._wake_for_others()  # their work, or the rest after an interrupt, or the executor's own
+        return refused
 
     def warm_up(self) -> None:
         """Run the executor's own preparations, if it has any, between two steps."""

@@ -1,7 +1,7 @@
 """Between callers and the engine. The Inbox is the way in, bounded before anything is made. Sinks are the way out, to
 a blocked thread or a future in an event loop.
 
-    reserve ── a place, taken before the text is tokenised ──▶ charge ── its tokens ──▶ post ──▶ take ──▶ engine
+    reserve ── a place, taken before the text is tokenised ──▶ post ── its tokens are counted ──▶ take ──▶ engine
         └─ full: QueueFull at once                       └─ given back if nothing came of it
 
 A request counts from its place being taken until it is planned for the first time, or ends. Counts are exact and
@@ -15,12 +15,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from prelude._native import core
-from prelude._native.core import Tally
 from prelude.admission.prepared import Admitted, Outcome, Reader
 from prelude.errors import EngineClosed, QueueFull
 from prelude.readouts.batch import SampleOutput
@@ -37,21 +36,25 @@ if TYPE_CHECKING:
 log = logging.getLogger("prelude.engine")
 
 Completions: TypeAlias = "dict[int, tuple[Outcome | None, BaseException | None]]"  # by request id
+Refusals: TypeAlias = "dict[int, tuple[None, QueueFull | EngineClosed]]"  # the same, of requests that are not posted
 
 
 class Inbox(core.Inbox):
     def __init__(self, max_requests: int, max_tokens: int) -> None:
         self.closed_by: str | None = None  # the error that closed the engine
-        self._refused = {reason: Tally() for reason in ("queued_requests", "queued_tokens", "deadline")}
+        self._refused: Counter[tuple[str, int]] = Counter()  # by reason and thread: each adds to its own
 
     @property
     def rejected(self) -> dict[str, int]:
         """The number of rejected requests, by reason."""
-        return {reason: tally.count for reason, tally in self._refused.items() if tally.count}
+        found: Counter[str] = Counter()
+        for (reason, _), count in list(self._refused.items()):  # a copy: threads add theirs meanwhile
+            found[reason] += count
+        return dict(found)
 
     def refused(self, reason: str, count: int = 1) -> None:
         """Counts rejected requests."""
-        self._refused[reason].add(count)
+        self._refused[reason, threading.get_ident()] += count
 
     def reserve(self, count: int) -> Reservation:
         """Up to ``count`` places; as many as there are."""
@@ -63,10 +66,16 @@ class Inbox(core.Inbox):
             self.refused("queued_requests", count - places.left)
         return places
 
-    def enter(self, requests: list[Any]) -> None:
-        """``post``; ``EngineClosed`` after ``close``."""
-        if not self.post(requests):
-            raise self.ended()
+    def enter(self, requests: list[Request], places: Reservation) -> Refusals:
+        """Post requests, each with one of ``places``. Return the ends of those whose tokens have no room; after
+        ``close``, of all."""
+        refused = self.post(requests)
+        if refused is None:
+            return {one.id: (None, self.ended()) for one in requests}
+        places.left -= len(requests) - len(refused)
+        if refused:
+            self.refused("queued_tokens", len(refused))
+        return {one.id: (None, self._full_of_tokens(one)) for one in refused}
 
     def ended(self) -> EngineClosed:
         why = f" by an error of its own: {self.closed_by}" if self.closed_by else ""
@@ -75,6 +84,12 @@ class Inbox(core.Inbox):
     def full(self) -> QueueFull:
         return QueueFull(
             f"{self.max_requests} requests are waiting (max_queued_requests); try again later or raise the limit"
+        )
+
+    def _full_of_tokens(self, request: Request) -> QueueFull:
+        return QueueFull(
+            f"{self.tokens} tokens are waiting and the request brings {request.num_known}; the limit is "
+            f"{self.max_tokens} (max_queued_tokens); try again later or raise the limit"
         )
 
 
@@ -120,35 +135,12 @@ class Reservation:
     left = 0
 
     def __init__(self, inbox: Inbox) -> None:
-        self._unposted: list[Any] = []
         self._inbox = inbox
-
-    def take(self, request: Any) -> None:
-        """Makes one place this request's. ``QueueFull`` if there is none, or no room for its tokens."""
-        inbox = self._inbox
-        if inbox.closed:
-            raise inbox.ended()
-        if self.left == 0:
-            raise inbox.full()
-        self._unposted.append(request)
-        if not inbox.charge(request, request.num_known):
-            inbox.refused("queued_tokens")
-            raise QueueFull(
-                f"{inbox.tokens} tokens are waiting and the request brings {request.num_known}; the limit is "
-                f"{inbox.max_tokens} (max_queued_tokens); try again later or raise the limit"
-            )
-        self.left -= 1
-
-    def posted(self) -> None:
-        self._unposted = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        unposted, self._unposted = self._unposted, []
-        for request in unposted:
-            self._inbox.leave(request)
         if self.left:
             left, self.left = self.left, 0
             self._inbox.give_back(left)

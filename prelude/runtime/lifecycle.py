@@ -27,7 +27,7 @@ from prelude.admission.prepared import ExecutionClass, Outcome
 from prelude.errors import DeadlineExceeded, EngineClosed, RequestCancelled
 from prelude.records import dataclass, field
 from prelude.runtime.events import Listeners
-from prelude.runtime.handover import Inbox, Reservation, Sinks, log_failure
+from prelude.runtime.handover import Inbox, Refusals, Reservation, Sinks, log_failure
 from prelude.runtime.stats import EngineStats
 from prelude.scheduling.plan import Packed, Plan
 from prelude.scheduling.postprocess import failure_of, finish
@@ -173,21 +173,28 @@ class Lifecycle:
 
     # -------------------------------------------------------------- in
 
-    def post(self, requests: list[Request], places: Reservation | None = None) -> None:
-        """Put requests into the inbox. Any thread."""
+    def post(self, requests: list[Request], places: Reservation | None = None) -> Refusals:
+        """Put requests into the inbox, with places of their own if none are given. Return the ends of those that are
+        refused: their sinks are not told. Any thread."""
+        if places is None:
+            with self.inbox.reserve(len(requests)) as own:
+                if own.left < len(requests):
+                    raise self.inbox.full()
+                return self.post(requests, own)
         for request in requests:
             self.live[request.id] = request
         try:
-            self.inbox.enter(requests)
+            refused = self.inbox.enter(requests, places)
         except BaseException:
             for request in requests:
                 self.live.pop(request.id, None)
                 self.inbox.leave(request)
             raise
-        if places is not None:
-            places.posted()
+        for request_id in refused:
+            self.live.pop(request_id, None)
         if self.events.heard:
-            self.events.emit_accepted(requests)
+            self.events.emit_accepted([request for request in requests if request.id not in refused])
+        return refused
 
     def cancel(self, request: Request) -> bool:
         """End a request when the next step begins; False if it has ended. Any thread, and takes no lock."""

@@ -117,13 +117,7 @@ class Replica:
         self._latest = dict.fromkeys(ExecutionClass, 0)  # when, in tokens served, the latest of the started ones came
         limits = machine.limits()
         self.executor = CostedExecutor(machine.cost, limits, self.clock)
-        self.core = make_core(
-            EngineCore,
-            self.executor,
-            config,
-            machine.cost_model(),
-            clock=lambda: self.clock.now,
-        )
+        self.core = make_core(EngineCore, self.executor, config, machine.cost_model(), clock=lambda: self.clock.now)
         for queue in (self.core.queues.oneshot, self.core.queues.decode):
             queue.match_again = machine.reestimate
         self.core.stepper.plan_hooks.append(self.begins)
@@ -152,8 +146,9 @@ class Replica:
             if not self._probation and arrival.cache == "auto":
                 arrival = replace(arrival, cache="always")
             prepared = self._tokens.prepared(arrival)
-            simulated.request = self.core.request(prepared, simulated, arrival.options(), None, expires)
-            self.core.lifecycle.post([simulated.request])
+            simulated.request = self.core.request(prepared, simulated, arrival.options(), expires)
+            for _, error in self.core.lifecycle.post([simulated.request]).values():
+                raise error
         except (QueueFull, RequestTooLarge, DeadlineExceeded) as refused:
             simulated.ended = now
             simulated.error = refused

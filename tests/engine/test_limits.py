@@ -7,6 +7,8 @@ import dataclasses
 import math
 import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,26 +25,21 @@ from tests.service import is_empty, run_steps, service_core, toy_service
 @pytest.mark.fault(56)
 def test_the_bound_is_exact_whatever_the_number_of_threads() -> None:
     core = service_core(queued=100)
-    made: list[Any] = []
-    refused = []
     start = threading.Barrier(8)
 
-    def work() -> None:
+    def refused(_: int) -> int:
         start.wait()
+        count = 0
         for i in range(100):
             try:
-                made.append(core.request(last_logprob(prompt(4, i)), Collect()))
+                post(core, last_logprob(prompt(4, i)), Collect())
             except QueueFull:
-                refused.append(1)
+                count += 1
+        return count
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(made) == 100 and len(refused) == 700
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(refused, range(8))) == 700 and core.inbox.requests == len(core.live) == 100
     assert core.snapshot()["rejected"] == {"queued_requests": 700}
-    core.lifecycle.post(made)
     run_steps(core)
     assert is_empty(core)
 
@@ -54,17 +51,17 @@ def test_the_bound_on_tokens_is_exact() -> None:
     for i in range(20):
         post(core, last_logprob(prompt(5, i)), sink)
     with pytest.raises(QueueFull, match=r"100 tokens are waiting.*max_queued_tokens"):
-        core.request(last_logprob(prompt(1, 1)), sink)
+        text(sink, post(core, last_logprob(prompt(1, 1)), sink))
     core.step()
     post(core, last_logprob(prompt(5, 99)), sink)
     run_steps(core)
-    assert len(sink.ends) == 21 and is_empty(core)
+    assert len(sink.ends) == 22 and is_empty(core)
 
 
 @pytest.mark.fault(56)
 def test_a_million_refusals_leave_nothing_behind() -> None:
     core = service_core(queued=1)
-    held = core.request(last_logprob(prompt(4, 1)), Collect())
+    held = post(core, last_logprob(prompt(4, 1)), Collect())
 
     def grown(count: int) -> int:
         before = tracemalloc.get_traced_memory()[0]
@@ -111,13 +108,16 @@ def test_a_full_queue_refuses_at_once_and_before_anything_is_tokenised() -> None
     asyncio.run(main())
 
 
-def test_part_of_a_large_call_is_refused_and_the_rest_is_answered() -> None:
+@pytest.mark.parametrize("limits", [{"queued": 10}, {"queued_tokens": 40}, {"queued_tokens": 3}])
+def test_part_of_a_large_call_is_refused_and_the_rest_is_answered(limits: dict[str, int]) -> None:
     async def main() -> None:
-        engine = toy_service(service_core(queued=10))
-        ends = await engine.run_many([last_logprob(prompt(4, i)) for i in range(15)], return_exceptions=True)
-        assert [isinstance(end, QueueFull) for end in ends] == [False] * 10 + [True] * 5
-        twin = engine.engine.run_many([last_logprob(prompt(4, i)) for i in range(15)], return_exceptions=True)
-        assert [isinstance(end, QueueFull) for end in twin] == [False] * 10 + [True] * 5
+        core, told = service_core(**limits), []
+        engine, answered = toy_service(core), limits.get("queued", limits.get("queued_tokens", 0) // 4)
+        tasks = [last_logprob(prompt(4, i)) for i in range(15)]
+        for run in (engine.run_many, partial(asyncio.to_thread, engine.engine.run_many)):
+            ends = await run(tasks, return_exceptions=True, progress=lambda *done: told.append(done))
+            assert [isinstance(end, QueueFull) for end in ends] == [False] * answered + [True] * (15 - answered)
+            assert told[-1] == (15, 15) and is_empty(core)
         await engine.aclose()
 
     asyncio.run(main())

@@ -45,7 +45,7 @@ def test_a_forked_child_is_told_at_once() -> None:
             for attempt in (
                 lambda: engine.engine.run(last_logprob(prompt(4, 1))),
                 lambda: asyncio.run(engine.run(last_logprob(prompt(4, 1)))),
-                lambda: core.request(last_logprob(prompt(4, 1)), Collect()),
+                lambda: core.submit(core.request(last_logprob(prompt(4, 1)), Collect())),
             ):
                 try:
                     attempt()

@@ -70,7 +70,7 @@ def core_objects(module: Any) -> list[Any]:
     lease = pool.attach(np.arange(8, dtype=np.int32), 0, 7, growable=True)
     return [
         pool, record, lease, limits, module.Inbox(4, 100),
-        module.OneShotGroup(pool, limits, [], 64, 64, 64, -1, False, True, True), module.Tally(), module.StepLock(),
+        module.OneShotGroup(pool, limits, [], 64, 64, 64, -1, False, True, True), module.StepLock(),
         types.SimpleNamespace(request=record, lease=lease, skip=0, publish=0, known=np.arange(8, dtype=np.int32)),
     ]  # fmt: skip
 

@@ -37,7 +37,7 @@ class Collect:
 
 def submit(core: EngineCore, items: Sequence[Prepared], sink: Collect, **options: Any) -> list[Request]:
     requests = [core.request(item, sink, RequestOptions(**options)) for item in items]
-    core.lifecycle.post(requests)
+    sink.ends.update(core.lifecycle.post(requests))
     return requests
 
 
