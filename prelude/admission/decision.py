@@ -152,13 +152,12 @@ def assembled(
     several = len(plans) > 1
     segments = [(-1, none)] if several else []
     bases = append_questions(segments, plans, 0 if several else -1)
-    question_tokens = sum(plan.tokens for plan in plans)
     read = [plan for plan in plans for _ in plan.starts]
     if unconditional:
         bases += append_questions(segments, plans, -1, frame.start)
-        question_tokens = 2 * question_tokens + len(frame.start) * len(plans)
         read += read
     deepest = max(plan.depth for plan in plans)
+    question_tokens = sum(len(ids) for _, ids in segments)
     raw = not mass and all(plan.trie.depth == 0 for plan in plans)  # labels of more tokens need their normalisers
     return Decision(
         tuple(plans),
@@ -205,9 +204,7 @@ def make_decision(ctx: AdmissionContext, scope: TokenizationScope, task: Decide,
             if plan.uneven:
                 warn_of_lengths(ctx, plan.labels, plan.label_ids)
     made = assembled(ctx, plans, frame, norm, mass, places, dropped)
-    if made.deepest >= ctx.max_length and task.truncation == "error":
-        raise question_too_long(ctx, plans)
-    if made.question_tokens >= ctx.step_tokens and made.deepest < ctx.max_length:
+    if made.question_tokens + made.least > ctx.step_tokens and made.deepest <= ctx.max_length:
         fit = len(plans) * ctx.step_tokens // made.question_tokens
         raise RequestTooLarge(
             f"the {len(plans)} questions have {made.question_tokens} tokens; state and questions together are one "

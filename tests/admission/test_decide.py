@@ -240,6 +240,27 @@ def test_the_tree_has_to_fit_one_step() -> None:
         assert prepared.tree.num_tokens == 64
 
 
+@pytest.mark.parametrize("norm", ["none", "unconditional"])
+@pytest.mark.parametrize(
+    ("state", "count", "template"),
+    [("", 1, "{state}"), ("", 2, "{state}"), ("Hi.", 1, "{state} "), ("Hi.", 2, "{state} ")],
+)
+def test_a_tree_of_exactly_the_limits_is_taken(norm: Any, state: str, count: int, template: str) -> None:
+    questions = [YesNo("Polite?"), Choice("Which?", ["New York and New Delhi", "York"])][-count:]
+    task = Decide(state, questions, template=DecisionTemplate(template, chat=state != ""), length_norm=norm)
+
+    def made(length: int, step: int) -> Any:
+        limits = {"max_length": length, "max_running": 8, "max_step_tokens": step + 8}
+        return toys.make(chat=toys.chat, **limits).prepare(task).prepared.tree
+
+    tree = made(200, 200)
+    assert made(tree.depth, tree.num_tokens).num_tokens == tree.num_tokens
+    with pytest.raises(PromptTooLong):
+        made(tree.depth - 1, tree.num_tokens)
+    with pytest.raises(RequestTooLarge if tree.num_tokens > tree.depth else PromptTooLong):
+        made(tree.depth, tree.num_tokens - 1)
+
+
 @pytest.mark.fault(3)
 def test_the_deepest_label_counts_for_the_length(preparer: Preparer) -> None:
     questions = [Choice("Which?", ["New York and New Delhi", "York"]), YesNo("Well?")]
