@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,7 @@ def settings_of(rng: np.random.Generator, row: int) -> SamplingState:
 @pytest.mark.fault(75)
 def test_no_row_alters_another(model: Model) -> None:
     """Row by row: in company, alone, and with every other row's settings changed."""
-    executor = model.executor()
+    executor = model.executor(logits_chunk_rows=3)
     ids = [random_ids(i, 10) for i in range(8)]
     s = prompts(*ids)
     ends = (s.starts[1:] - 1).tolist()
@@ -155,7 +155,11 @@ def test_no_row_alters_another(model: Model) -> None:
 
 def test_a_dumped_batch_keeps_its_edits(tmp_path: Path) -> None:
     params = SamplingParams(repetition_penalty=2.0, logit_bias={3: 1.0}, min_tokens=4)
-    batch = OneShotBatch(prompts(random_ids(0, 4)), sample_rows([drawing(params, [1, 2], [2], 3)]))
+    rows = [drawing(params, [1, 2], [2], 3), drawing(SamplingParams(), [1], [2], 2)]
+    batch = OneShotBatch(prompts(random_ids(0, 4)), sample_rows(rows))
+    edits = batch.readout.edits  # type: ignore[union-attr]
+    for one in fields(edits):
+        assert getattr(edits, one.name).dtype == {"F32": np.float32, "I32": np.int32}[one.type]  # type: ignore[index]
     save(tmp_path / "step", batch)
     assert repr(load(tmp_path / "step")) == repr(batch)
 

@@ -63,9 +63,9 @@ def test_noisy_steps_are_predicted_with_a_correlation_above_095() -> None:
 
 def test_a_machine_that_changes_is_followed_within_a_few_memories() -> None:
     model = CostModel(memory=64)
-    for work in works(300):
+    for work in works(200):
         model.observe(work, seconds(work))
-    for work in works(64 * 6, 2):
+    for work in works(64 * 4, 2):
         model.observe(work, 3 * seconds(work))
     for work in works(20, 5):
         assert model.predict(work) == pytest.approx(3 * seconds(work), rel=0.1)
@@ -110,6 +110,9 @@ def test_saved_and_loaded_it_predicts_the_same_and_still_learns(tmp_path: Path) 
     loaded = CostModel.load(tmp_path / "cost.json", memory=64)
     for work in works(20, 4):
         assert loaded.predict(work) == pytest.approx(model.predict(work), rel=1e-9)
+    for work in works(32, 6):
+        loaded.observe(work, 2 * seconds(work))
+    assert loaded.predict(Work(4000, 8e6)) == pytest.approx(1.43 * seconds(Work(4000, 8e6)), rel=0.1), "as 16 steps"
     for work in works(400, 6):
         loaded.observe(work, 2 * seconds(work))
     assert loaded.predict(Work(4000, 8e6)) == pytest.approx(2 * seconds(Work(4000, 8e6)), rel=0.1)

@@ -146,6 +146,22 @@ def test_without_chats_decisions_have_the_whole_step() -> None:
     assert pacer.allowance(3)
 
 
+def test_one_slow_step_and_steps_without_a_step_of_rows_alone() -> None:
+    pacer = Pacer(0.2)
+    pacer.measured(3, 0, 0, 0.01)
+    pacer.measured(0, 100, 0, 0.02)
+    pacer.measured(3, 0, 0, 10.0)
+    assert pacer.allowance(3) == 25, "the machine was busy: the pace is hardly another one"
+    for _ in range(40):
+        pacer.measured(3, 0, 10, 0.012)
+    assert pacer.allowance(3), "prompts of running rows are no OneShot work"
+    for left in range(31, -1, -1):
+        pacer.measured(3, 1, 0, 0.0102)
+        assert bool(pacer.allowance(3)) == bool(left), "after 32 steps the rows' own pace is measured again"
+    pacer.measured(3, 0, 0, 0.01)
+    assert pacer.allowance(3)
+
+
 @pytest.mark.feature("F18")
 def test_a_long_decision_behind_short_ones_is_not_starved_by_chats() -> None:
     core = service_core(Timed(num_blocks=512), running=4, step_tokens=512, chunk=64, oneshot_share=0.2, cache=False)
