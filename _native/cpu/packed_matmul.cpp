@@ -452,7 +452,7 @@ bool packed_matmul(const PackedKernels& kernels, const PackedArgs& a, int thread
 
   threads = std::max(threads, 1);
   const int64_t each =
-      std::max<int64_t>(1, std::max(kPieceWork / 16 / (most * a.weight.inputs), (blocks + threads - 1) / threads));
+      std::max<int64_t>(1, std::max(kPieceWork / 64 / (most * a.weight.inputs), (blocks + threads - 1) / threads));
   const int64_t parts = (blocks + each - 1) / each;
   run_pieces(static_cast<int>(std::min<int64_t>(threads, parts)), parts,
              [&](int64_t i, int) { kernels.prepare(a, rows, i * each, std::min(blocks, (i + 1) * each)); });

@@ -61,7 +61,7 @@ struct F32Dot {
     return made;
   }
   static Sums start() {
-    return each([](int) { return zero(); });
+    return each([&](int) { return zero(); });
   }
   static Sums sums(const float* values) {
     return each([&](int i) { return load(values + i * kLanes); });
