@@ -255,12 +255,14 @@ cdef class EncodeEntry:
         self._truncation, self._padding = other._truncation, other._padding
         self._encode_special = other._encode_special
 
-    cdef RowFrames frame_for(self, bint special, bint always=False):
-        """The frame around one text; None if truncation or padding, or more than a frame, is asked for."""
+    cdef RowFrames frame_of(self, bint special):
+        """The frame around one text; None if more than that is put around it."""
         cdef RowFrames frame = self.special if special else self.plain
-        if not always and (self._truncation is not None or self._padding is not None):
-            return None
         return frame if frame is not None and frame.is_frame else None
+
+    cdef RowFrames frame_for(self, bint special):
+        """The same; None also if truncation or padding is asked for."""
+        return self.frame_of(special) if self._truncation is None and self._padding is None else None
 
     cdef FreshEncoding fresh(self, RowFrames frame, object text, cbool parse_special, bint bare):
         cdef CallIds ids
@@ -362,7 +364,7 @@ cdef class EncodeEntry:
     def encode_array(self, text, add_special_tokens=True, *, parse_special=True):
         """The ids. With ``parse_special=False`` control tokens in ``text`` are ordinary text: no id of one
         comes out of it. Other added tokens are HF\'s; docs/TOKENIZER.md says which tokens are control tokens."""
-        cdef RowFrames frame = self.frame_for(add_special_tokens, always=True)
+        cdef RowFrames frame = self.frame_of(add_special_tokens)
         cdef CallIds ids
         cdef cbool control = parse_special
         if frame is not None:
@@ -373,7 +375,7 @@ cdef class EncodeEntry:
 
     def encode_with_offsets(self, text, add_special_tokens=True, *, parse_special=True):
         """(ids int32[n], offsets int32[n, 2] in code points of ``text``)."""
-        cdef RowFrames frame = self.frame_for(add_special_tokens, always=True)
+        cdef RowFrames frame = self.frame_of(add_special_tokens)
         cdef cnp.npy_intp[2] shape
         cdef cnp.ndarray rows
         cdef Align* out

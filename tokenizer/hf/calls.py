@@ -213,19 +213,15 @@ def _padding(self: Any, strategy: Any, max_length: int | None, multiple: int | N
 _checked_padding = lru_cache(64)(Padding.checked)
 
 
-@lru_cache(1)
-def _batch_encoding() -> Any:
-    from transformers import BatchEncoding
-
-    return BatchEncoding
+_batch_encoding = lru_cache(1)(lambda: import_module("transformers").BatchEncoding)
+_torch = lru_cache(1)(lambda: import_module("torch"))  # for a caller that asks for its tensors
 
 
 def _tensors(data: dict[str, Any], kind: str) -> dict[str, Any]:
     arrays = {name: np.asarray(column) for name, column in data.items()}
     if kind == "np":
         return arrays
-    torch = import_module("torch")  # for a caller that asks for its tensors: this package has no use for it
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return {name: _torch().from_numpy(array) for name, array in arrays.items()}
 
 
 class _Encodings(Sequence[Encoding]):
