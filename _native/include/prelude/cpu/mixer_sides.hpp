@@ -12,11 +12,8 @@
 #include <cstdint>
 
 #include "prelude/cpu/packed_matmul.hpp"
+#include "prelude/cpu/places.hpp"  // sysconf, where there is one
 #include "prelude/cpu/row_work.hpp"
-
-#ifdef __linux__
-#include <unistd.h>
-#endif
 
 namespace prelude::cpu {
 
