@@ -137,7 +137,7 @@ def causal_pairs(before: I64, lengths: I64, window: int | None) -> int:
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     joined: list[tuple[int, int]] = []
-    for start, stop in sorted(one for one in ranges if one[0] < one[1]):
+    for start, stop in sorted(ranges):
         if joined and joined[-1][1] == start:
             joined[-1] = (joined[-1][0], stop)
         else:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from prelude.cpu.executor import CpuExecutor
-from prelude.execution.memory_plan import query_run
+from prelude.execution.memory_plan import StepMemory, query_run
 from tests.checkpoints import save_model
 from tests.cuda.plans import BLOCKS, random_batch
 from tests.cuda.test_parity import same
@@ -114,6 +114,16 @@ def test_a_run_has_work_for_all_threads(model: Model) -> None:
     use_threads(1)
     assert found[0] == found[1] == 1024 and found[3] > 3 * found[2] > 3 * 1024
     assert all(run % 256 == 0 for run in found)
+
+
+def test_bytes_of_a_step_by_its_shapes(tmp_path: Path) -> None:
+    spec = Model(save_model(tmp_path, num_attention_heads=3, num_key_value_heads=1, head_dim=24)).config.spec
+    found = StepMemory.of_shapes(spec, 2, chunk_rows=10, top=0)
+    queries, keys_and_values, rotation = 3 * 24, 2 * 24, 4 * 24
+    assert found.per_token == 4 * spec.hidden + 2 * keys_and_values + rotation + 96
+    products = 256 * 4 * (spec.layers[0].mlp.up.outputs + 3 * spec.hidden)
+    assert found.fixed == products + query_run(spec) * 2 * (2 * queries + keys_and_values)
+    assert found.readout == 3 * 10 * spec.embeddings.vocab * 4
 
 
 @pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"dtype": "bfloat16"}], ids=str)
