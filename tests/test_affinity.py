@@ -126,9 +126,10 @@ def test_a_loaded_replica_gives_its_prefix_up() -> None:
     affinity.reported(0, chain)
     loads = {0: 3, 1: 0, 2: 0, 3: 0}
     assert affinity.ranked(chain, range(4), loads.__getitem__, 0.0) == [[0], [0, 1, 2, 3]]
-    for load, others in ((4, 0), (16, 10)):  # its bounds: the least load, and 1.25 times the mean
+    bounds = ((3, 0, True), (4, 0, False), (14, 10, True), (16, 10, False))  # the least load, 1.25 times the mean
+    for load, others, keeps in bounds:
         at = {0: load, 1: others, 2: others, 3: others}
-        assert affinity.ranked(chain, range(4), at.__getitem__, 0.0)[0] != [0]
+        assert (affinity.ranked(chain, range(4), at.__getitem__, 0.0)[0] == [0]) == keeps
     loads[0] = 30
     assert affinity.ranked(chain, range(4), loads.__getitem__, 0.0)[0] != [0]
     busy = dict.fromkeys(range(4), 30)

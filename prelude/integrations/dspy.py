@@ -82,7 +82,7 @@ class PreludeDecisions:
                 "usage": usage,
                 "cache_hit": False,
                 "messages": None,
-                "prompt": json.dumps(request, ensure_ascii=False, default=str),
+                "prompt": json.dumps(request, ensure_ascii=False),
                 "outputs": [json.dumps(answers)],
             }
             record_history(self, entry)

@@ -81,6 +81,7 @@ def test_generation_is_that_of_the_hf_backend(ours: PreludeLM, theirs: Any) -> N
     )
     mine, other = (one.generate_until(rows, disable_tqdm=True) for one in (ours, theirs))
     assert mine == other and any(mine)
+    assert ours.generate_until(asked(("Two boats", {"until": ["e", ""], "max_gen_toks": 8}))) == mine[-1:]
     drawn = {"until": [], "max_gen_toks": 12, "do_sample": True, "temperature": 1.5, "seed": 3, "top_k": 50}
     ids, sampling = ours.tok_encode("Two boats"), SamplingParams(max_tokens=12, temperature=1.5, seed=3, top_k=50)
     [mine] = ours.generate_until(asked(("Two boats", drawn)), disable_tqdm=True)
@@ -156,7 +157,7 @@ def _offline(folder: Path) -> dict[str, str]:
 
 REFUSES_SYSTEM = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+    "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<model>{% endif %}"
 )
 
@@ -166,6 +167,8 @@ def test_a_system_turn_that_the_template_refuses_is_left_out(
 ) -> None:
     path = shutil.copytree(directory, tmp_path / "model")
     (path / "chat_template.jinja").write_text(REFUSES_SYSTEM, encoding="utf-8")
+    settings = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (path / "tokenizer_config.json").write_text(json.dumps({**settings, "bos_token": None}), encoding="utf-8")
     history = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Which is a fruit?"}]
     history.append({"role": "assistant", "content": "An apple"})
     theirs = HFLM(pretrained=str(path), dtype="float32", device="cpu")

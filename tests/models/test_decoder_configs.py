@@ -111,7 +111,7 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({**PHI3, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
     ({**PHI3, "sliding_window": 9, "layer_types": ["full_attention"] * 2}, "holds for all layers"),
     ({**SMOLLM3, "layer_types": ["full_attention", "sliding_attention"]}, "no window in use"),
-    ({**GEMMA2, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ({**GEMMA2, "use_bidirectional_attention": True}, r"use_bidirectional_attention \(True\)"),
     (
         {**GEMMA3, "architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True},
         "use_bidirectional_attention with a language-model head",

@@ -117,6 +117,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({**DISTILBERT, "n_heads": 5}, "dim is 32, .* a multiple of n_heads = 5"),
     ({**DEBERTA, "position_buckets": 78}, "position_buckets is 78, it must be below"),
     ({**DEBERTA, "position_buckets": 2**20}, "position_buckets is 1048576"),
+    ({**DEBERTA, "position_buckets": -1, "max_relative_positions": 65537}, "position_buckets the limit is 65,536"),
     ({**DEBERTA, "position_biased_input": 1}, "position_biased_input is 1"),
     ({**DEBERTA, "position_biased_input": True, "type_vocab_size": 1 << 20}, "type_vocab_size is 1048576"),
     ({**DEBERTA, "pos_att_type": 7}, "pos_att_type is 7"),
