@@ -333,9 +333,11 @@ def test_warmup_takes_living_objects_out_of_the_collectors_sight() -> None:
     engine.run_many = lambda tasks, **options: []  # type: ignore[method-assign]
     heap = [[i] for i in range(400_000)]
     frozen = gc.get_freeze_count()
+    gc.disable()
     try:
         engine.warmup(freeze_gc=True)
-        assert gc.get_freeze_count() - frozen > len(heap)
+        assert gc.get_freeze_count() - frozen > len(heap) and engine.stats()["gc_pauses"]["count"] == 0
+        gc.enable()
         del engine.run_many
 
         def short() -> bool:
@@ -350,6 +352,7 @@ def test_warmup_takes_living_objects_out_of_the_collectors_sight() -> None:
 
         assert shown(short)
     finally:
+        gc.enable()
         gc.unfreeze()
         del heap
     engine.close()
