@@ -90,6 +90,7 @@ cdef class FreshEncoding:
     cdef object columns  # None: not made yet
     cdef Py_ssize_t row, padding  # its number, and how many tokens pad it
     cdef bint pads_left
+    cdef bint was_read  # a column, by encoding the text again
 
     cdef int32_t* data(self):
         if self.raw is None:
@@ -122,11 +123,18 @@ cdef class FreshEncoding:
                             source.truncation, source.padding, source.parse_special, content, keeps_rest, False,
                             source.padded_to)
 
+    cdef RowCall once(self, int content):
+        """The row of the first reading; None for later ones, so that these keep the columns."""
+        if self.columns is not None or self.was_read:
+            return None
+        self.was_read = True
+        return self.sample(content, False)
+
     cdef list listed(self, int column):
         """None if _columns has to say."""
         cdef RowCall call = None
-        if self.columns is None and (column < OFFSETS or not self.bare):
-            call = self.sample(max(column - OFFSETS + 1, 0), False)
+        if column < OFFSETS or not self.bare:
+            call = self.once(max(column - OFFSETS + 1, 0))
         return None if call is None else call.lists(column)[0]
 
     @property
@@ -135,8 +143,8 @@ cdef class FreshEncoding:
         found = None
         if self.columns is None and self.frame is not None and not self.bare:
             return self.fresh_tokens()
-        if self.columns is None and not self.bare:
-            call = self.sample(WITH_WORDS, False)
+        if not self.bare:
+            call = self.once(WITH_WORDS)
             found = None if call is None else call.tokens(0, False)
         return self._token_list() if found is None else found[0]
 
@@ -203,7 +211,7 @@ cdef class FreshEncoding:
     @property
     def sequence_ids(self):
         cdef list found = [None] * len(self)
-        cdef RowCall call = self.sample(WITH_IDS, False) if self.columns is None else None
+        cdef RowCall call = self.once(WITH_IDS)
         said = None if call is None else call.tokens(0, True)
         ranges = self._ranges if said is None else said[1]
         for sequence in range(len(ranges) or 1):
