@@ -84,10 +84,11 @@ cdef class Inbox:
     def give_back(self, int64_t places) -> None:
         self.admission.requests.give_back(places)
 
-    def post(self, list requests not None) -> list | None:
-        """Counts the tokens of requests that have a place, and posts them: they will be answered. Returns those whose
-        tokens have no room, of which nothing is counted or posted; after ``close`` that holds for all, and the answer
-        is None. Each request once."""
+    def post(self, list requests not None, places) -> list | None:
+        """Counts the tokens of requests, and posts them: they will be answered. Each takes one of ``places.left``, in
+        this call, so that an interrupt counts none twice. Returns those whose tokens have no room, each with the
+        tokens that were waiting: of these nothing is counted or posted. None after ``close``: nothing is. Each request
+        once."""
         cdef Record r
         cdef Parcel* newest = NULL
         cdef Parcel* oldest = NULL
@@ -96,11 +97,13 @@ cdef class Inbox:
         for r in requests:
             if r.parcel.content != NULL:
                 raise RuntimeError("a request is posted once")
+        if self.queue.closed():
+            return None
         try:
             for r in requests:
                 tokens = r.row.num_tokens
                 if self.admission.tokens.take(tokens, True) < tokens:
-                    refused.append(r)
+                    refused.append((r, self.admission.tokens.count()))
                     continue
                 Py_INCREF(r)
                 r.queued_tokens = tokens
@@ -109,10 +112,12 @@ cdef class Inbox:
                 newest = &r.parcel
                 if oldest == NULL:
                     oldest = newest
+            places.left -= len(requests) - len(refused)
         except BaseException:  # no memory for the list
             self.keep_back(requests)
             raise
         if oldest != NULL and self.queue.push(newest, oldest) == Pushed.closed:
+            places.left += len(requests) - len(refused)
             self.keep_back(requests)
             return None
         return refused

@@ -69,13 +69,12 @@ class Inbox(core.Inbox):
     def enter(self, requests: list[Request], places: Reservation) -> Refusals:
         """Post requests, each with one of ``places``. Return the ends of those whose tokens have no room; after
         ``close``, of all."""
-        refused = self.post(requests)
+        refused = self.post(requests, places)
         if refused is None:
             return {one.id: (None, self.ended()) for one in requests}
-        places.left -= len(requests) - len(refused)
         if refused:
             self.refused("queued_tokens", len(refused))
-        return {one.id: (None, self._full_of_tokens(one)) for one in refused}
+        return {one.id: (None, self._full_of_tokens(one, waiting)) for one, waiting in refused}
 
     def ended(self) -> EngineClosed:
         why = f" by an error of its own: {self.closed_by}" if self.closed_by else ""
@@ -86,9 +85,9 @@ class Inbox(core.Inbox):
             f"{self.max_requests} requests are waiting (max_queued_requests); try again later or raise the limit"
         )
 
-    def _full_of_tokens(self, request: Request) -> QueueFull:
+    def _full_of_tokens(self, request: Request, waiting: int) -> QueueFull:
         return QueueFull(
-            f"{self.tokens} tokens are waiting and the request brings {request.num_known}; the limit is "
+            f"{waiting} tokens are waiting and the request brings {request.num_known}; the limit is "
             f"{self.max_tokens} (max_queued_tokens); try again later or raise the limit"
         )
 

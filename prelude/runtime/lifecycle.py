@@ -24,7 +24,7 @@ from typing import Any
 
 from prelude._native.core import KvPool
 from prelude.admission.prepared import ExecutionClass, Outcome
-from prelude.errors import DeadlineExceeded, EngineClosed, RequestCancelled
+from prelude.errors import DeadlineExceeded, EngineClosed, QueueFull, RequestCancelled
 from prelude.records import dataclass, field
 from prelude.runtime.events import Listeners
 from prelude.runtime.handover import Inbox, Refusals, Reservation, Sinks, log_failure
@@ -194,6 +194,8 @@ class Lifecycle:
             self.live.pop(request_id, None)
         if self.events.heard:
             self.events.emit_accepted([request for request in requests if request.id not in refused])
+            if full := sum(isinstance(error, QueueFull) for _, error in refused.values()):
+                self.events.emit("rejected", reason="queued_tokens", count=full)
         return refused
 
     def cancel(self, request: Request) -> bool:

@@ -15,6 +15,7 @@ import pytest
 
 from prelude import EngineConfig, ExpertConfig, RequestOptions
 from prelude.errors import ConfigError, InvalidRequest, QueueFull, RequestCancelled, UnknownParameter
+from prelude.runtime.events import Event
 from prelude.scheduling.request import State
 from tests.patience import Paced, comes, shown
 from tests.scheduling.cores import Collect, chat, generated, last_logprob, post, prompt, text
@@ -111,13 +112,15 @@ def test_a_full_queue_refuses_at_once_and_before_anything_is_tokenised() -> None
 @pytest.mark.parametrize("limits", [{"queued": 10}, {"queued_tokens": 40}, {"queued_tokens": 3}])
 def test_part_of_a_large_call_is_refused_and_the_rest_is_answered(limits: dict[str, int]) -> None:
     async def main() -> None:
-        core, told = service_core(**limits), []
+        core, told, events = service_core(**limits), [], list[Event]()
+        core.events.add(events.append)
         engine, answered = toy_service(core), limits.get("queued", limits.get("queued_tokens", 0) // 4)
         tasks = [last_logprob(prompt(4, i)) for i in range(15)]
         for run in (engine.run_many, partial(asyncio.to_thread, engine.engine.run_many)):
             ends = await run(tasks, return_exceptions=True, progress=lambda *done: told.append(done))
             assert [isinstance(end, QueueFull) for end in ends] == [False] * answered + [True] * (15 - answered)
             assert told[-1] == (15, 15) and is_empty(core)
+        assert sum(event.data["count"] for event in events if event.name == "rejected") == 2 * (15 - answered)
         await engine.aclose()
 
     asyncio.run(main())
