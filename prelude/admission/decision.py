@@ -205,7 +205,7 @@ def make_decision(ctx: AdmissionContext, scope: TokenizationScope, task: Decide,
                 warn_of_lengths(ctx, plan.labels, plan.label_ids)
     made = assembled(ctx, plans, frame, norm, mass, places, dropped)
     if made.question_tokens + made.least > ctx.step_tokens and made.deepest <= ctx.max_length:
-        fit = len(plans) * ctx.step_tokens // made.question_tokens
+        fit = len(plans) * max(ctx.step_tokens - made.least, 0) // made.question_tokens
         raise RequestTooLarge(
             f"the {len(plans)} questions have {made.question_tokens} tokens; state and questions together are one "
             f"step of at most {ctx.step_tokens} (from EngineConfig.max_step_tokens): about {fit} of these "
