@@ -123,9 +123,9 @@ class Timed(Journal):
         super().append(key, columns)
         self.spent += time.thread_time() - began
 
-    def flush(self) -> None:
+    def flush(self, sync: bool = False) -> None:
         began = time.thread_time()
-        super().flush()
+        super().flush(sync)
         self.spent += time.thread_time() - began
 
 
