@@ -115,9 +115,9 @@ def _or_error(ask: Callable[[], Any]) -> Any:
 def sanitize(stage: Stage) -> None:
     """Some tests under each tool of compute-sanitizer, where that is installed. Races and barriers are looked for in
     this project's kernels alone: in cuBLAS's, the first test takes minutes."""
-    sources = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "cuda/kernels").glob("*.cu")))
-    names = sorted(set(re.findall(r"__global__ void(?: __launch_bounds__\([^)]*\))?\s+(\w+)\(", sources)))
-    ours = [word for name in names for word in ("--kernel-name", f"kne={name}")]
+    from prelude.cuda import kernels
+
+    ours = [word for kernel in kernels.ALL for word in ("--kernel-name", f"kne={kernel.name}")]
     program, bad = shutil.which("compute-sanitizer"), list[str]()
     if program is None:
         stage.tell("sanitize", ok=None, value="compute-sanitizer is not installed")
