@@ -114,15 +114,15 @@ cdef class Inbox:
                     oldest = newest
             places.left -= len(requests) - len(refused)
         except BaseException:  # no memory for the list
-            self.keep_back(requests)
+            self.roll_back(requests)
             raise
         if oldest != NULL and self.queue.push(newest, oldest) == Pushed.closed:
             places.left += len(requests) - len(refused)
-            self.keep_back(requests)
+            self.roll_back(requests)
             return None
         return refused
 
-    cdef void keep_back(self, list requests) noexcept:
+    cdef void roll_back(self, list requests) noexcept:
         """Undo the counting of requests that are not posted after all."""
         cdef Record r
         for r in requests:

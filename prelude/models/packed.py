@@ -23,7 +23,7 @@ LEAST_WEIGHT = 1e-3
 1e-3."""
 
 
-class Pages:
+class Arena:
     """Large pages that weights share, since most are smaller than one. A page that none reaches takes no memory."""
 
     def __init__(self) -> None:
@@ -55,12 +55,12 @@ class PackedLinear:
 
     @classmethod
     def of_parts(
-        cls, parts: Iterable[Array], outputs: int, inputs: int, bias: F32 | None, packing: Packing, pages: Pages
+        cls, parts: Iterable[Array], outputs: int, inputs: int, bias: F32 | None, packing: Packing, arena: Arena
     ) -> PackedLinear:
         """The rows of ``parts`` one under the other. A part is not needed when the next one is asked for."""
         made = object.__new__(cls)
         made._shape(outputs, inputs, bias, packing)
-        made._reserve(pages)
+        made._reserve(arena)
         at = 0
         for part in parts:
             made._fill(at, part)
@@ -82,14 +82,14 @@ class PackedLinear:
         cpu.pack_rows(address(weight), stride, half, outputs, inputs, self._packing, self._at, first)
 
     @classmethod
-    def of_blocks(cls, parts: Sequence[Blocks], bias: F32 | None = None, pages: Pages | None = None) -> PackedLinear:
+    def of_blocks(cls, parts: Sequence[Blocks], bias: F32 | None = None, arena: Arena | None = None) -> PackedLinear:
         """Return a weight of the rows of ``parts``, all of ``OF_BLOCKS``, one under the other, value for value."""
         first, count = parts[0], parts[0].shape[0]
         before, after = (None, None) if bias is None else (bias[:count], bias[count:])
-        behind = cls.of_blocks(parts[1:], after, pages) if len(parts) > 1 else None
+        behind = cls.of_blocks(parts[1:], after, arena) if len(parts) > 1 else None
         made = object.__new__(cls)
         made._shape(*first.shape, before, OF_BLOCKS[first.kind])
-        made._reserve(pages, behind)
+        made._reserve(arena, behind)
         rows = np.ascontiguousarray(first.data)
         cpu.pack_blocks(address(rows), *first.shape, made._packing, made._at)
         return made
@@ -109,9 +109,9 @@ class PackedLinear:
         self.packing: Packing = packing
         self._packing = cpu.PACKINGS[packing]
 
-    def _reserve(self, pages: Pages | None, behind: PackedLinear | None = None) -> None:
+    def _reserve(self, arena: Arena | None, behind: PackedLinear | None = None) -> None:
         count = cpu.packed_words(self.outputs, self.inputs, self._packing)
-        self._hold(aligned((count,), np.dtype(np.int32)) if pages is None else pages.words(count), behind)
+        self._hold(aligned((count,), np.dtype(np.int32)) if arena is None else arena.words(count), behind)
 
     def _hold(self, words: Array, behind: PackedLinear | None = None) -> None:
         self.words, self._at, self.behind = words, address(words), behind

@@ -24,7 +24,7 @@ import numpy as np
 from prelude.models.arrays import F32, FLOAT32, KEPT, Array, Packing, as_type, name_of, widen
 from prelude.models.gguf.blocks import Blocks
 from prelude.models.ops import RowNorm
-from prelude.models.packed import PackedLinear, Pages
+from prelude.models.packed import Arena, PackedLinear
 from prelude.models.packed_file import Converted, Kept
 from prelude.models.recurrent import read_recurrent
 from prelude.models.relative import RelativeWeights, relative_weights, rows_of_distances
@@ -106,7 +106,7 @@ class _Reader:
         """``dtype``: of rows. ``span``: more than any distance of two tokens. ``packing``: of projections. ``made``:
         takes what is packed, by the names of the weights in it."""
         self.made = {} if made is None else made
-        self._pages = Pages()
+        self._arena = Arena()
         self.span = span
         self.packing: Packing = packing
         self.source = source
@@ -147,7 +147,7 @@ class _Reader:
         if kept is not None:
             return PackedLinear.of_words(*kept, bias)
         if any(map(self.source.in_blocks, names)):
-            found = PackedLinear.of_blocks(self._blocks(names, heads), bias, self._pages)
+            found = PackedLinear.of_blocks(self._blocks(names, heads), bias, self._arena)
         else:
             packing = self._packing(names)
             pieces = (
@@ -156,7 +156,7 @@ class _Reader:
                 for piece in (part[at : at + PIECE_ROWS] for at in range(0, len(part), PIECE_ROWS))
             )
             outputs, columns = projection.outputs, projection.columns
-            found = PackedLinear.of_parts(pieces, outputs, columns, bias, packing, self._pages)
+            found = PackedLinear.of_parts(pieces, outputs, columns, bias, packing, self._arena)
         self.made[names] = found
         return found
 

@@ -156,10 +156,12 @@ def test_no_row_alters_another(model: Model) -> None:
 def test_a_dumped_batch_keeps_its_edits(tmp_path: Path) -> None:
     params = SamplingParams(repetition_penalty=2.0, logit_bias={3: 1.0}, min_tokens=4)
     rows = [drawing(params, [1, 2], [2], 3), drawing(SamplingParams(), [1], [2], 2)]
-    batch = OneShotBatch(prompts(random_ids(0, 4)), sample_rows(rows))
-    edits = batch.readout.edits  # type: ignore[union-attr]
-    for one in fields(edits):
-        assert getattr(edits, one.name).dtype == {"F32": np.float32, "I32": np.int32}[one.type]  # type: ignore[index]
+    readout = sample_rows(rows)
+    assert readout.edits is not None
+    for one in fields(readout.edits):
+        dtype = {"F32": np.float32, "I32": np.int32}[str(one.type)]
+        assert getattr(readout.edits, one.name).dtype == dtype
+    batch = OneShotBatch(prompts(random_ids(0, 4)), readout)
     save(tmp_path / "step", batch)
     assert repr(load(tmp_path / "step")) == repr(batch)
 

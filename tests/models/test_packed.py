@@ -17,7 +17,7 @@ from prelude import Engine
 from prelude.errors import DeviceUnavailable
 from prelude.models.arrays import Packing
 from prelude.models.gguf.blocks import Blocks
-from prelude.models.packed import PackedLinear, Pages
+from prelude.models.packed import Arena, PackedLinear
 from tests.tensors import on_tensors
 from tests.threads import use_threads
 
@@ -140,7 +140,7 @@ def test_float16_has_the_bits_of_float32(shape: tuple[int, int, int]) -> None:
     assert torch.equal(linear(x), wide(x)) and torch.equal(linear(x[:1]), wide(x[:1]))
     assert torch.equal(linear.gather(torch.arange(len(half))), half.float())
     parts = [half.numpy()[:13], half.numpy()[13:32], half.numpy()[32:]]
-    made = PackedLinear.of_parts(parts, len(half), half.shape[1], None, "float16", Pages())
+    made = PackedLinear.of_parts(parts, len(half), half.shape[1], None, "float16", Arena())
     assert np.array_equal(made.words, PackedLinear(half.numpy(), None, "float16").words)
     for wrong, packing, told in ((half.float(), "float16", "float16"), (half, "float32", "bfloat16 or float32")):
         with pytest.raises(ValueError, match=f"{told} side by side"):
