@@ -41,7 +41,7 @@ class LabelTrie:
     @property
     def depth(self) -> int:
         """Tokens fed after the question on the longest path."""
-        return int(self.lengths.max()) - 1
+        return max(map(len, self.paths)) - 1
 
 
 def build_trie(label_ids: Sequence[Sequence[int]], labels: Sequence[str], field: str) -> LabelTrie:

@@ -72,7 +72,7 @@ def plan_questions(
             plain, dropped = replace(plain, text=text), dropped + cut
         shown_in = arranged(plain, orders, template, here)
         key = ("plan", template, shown_in.plain, shown_in.starts)
-        plan: QuestionPlan | None = None if scope.alone else ctx.encoder.kept.get_for(key, scope.salt)
+        plan: QuestionPlan | None = scope.kept.get_for(key, scope.salt)
         left -= check_characters(ctx, plain, here) * len(shown_in.starts) if plan is None else plan.chars
         if left < 0:
             raise RequestTooLarge(
@@ -82,8 +82,7 @@ def plan_questions(
             )
         if plan is None:
             plan = make_plan(ctx, scope, shown_in, template, frame, here)
-            if not scope.alone:
-                plan = ctx.encoder.kept.put_for(key, scope.salt, plan, plan.nbytes)
+            plan = scope.kept.put_for(key, scope.salt, plan, plan.nbytes)
         plans.append(plan)
         places.append(shown_in.places)
     return plans, places, dropped
@@ -174,7 +173,7 @@ def make_plan(
         trie=trie,
         tokens=own + fed * len(starts),
         depth=max(map(len, rows)) + trie.depth,
-        uneven=int(trie.lengths.max() - trie.lengths.min()) > EVEN,
+        uneven=trie.depth + 1 - min(map(len, label_ids)) > EVEN,
         chars=chars,
         nbytes=512 + 4 * chars + 8 * own + label_bytes(label_ids) + template_bytes(ctx, template),
     )
@@ -195,13 +194,12 @@ def labels_of(
 ) -> tuple[tuple[tuple[int, ...], ...], LabelTrie]:
     """Return the ids of the labels and their trie; kept, since many questions may have the same labels."""
     key = ("labels", template, labels)
-    found: Any = None if scope.alone else ctx.encoder.kept.get_for(key, scope.salt)
+    found: Any = scope.kept.get_for(key, scope.salt)
     if found is None:
         label_ids = tuple(tuple(scope.encode_pieces(template.label_pieces(label)).tolist()) for label in labels)
         found = label_ids, build_trie(label_ids, labels, field)
-        if not scope.alone:
-            weight = label_bytes(label_ids) + 4 * sum(map(len, labels)) + template_bytes(ctx, template)
-            found = ctx.encoder.kept.put_for(key, scope.salt, found, weight)
+        weight = label_bytes(label_ids) + 4 * sum(map(len, labels)) + template_bytes(ctx, template)
+        found = scope.kept.put_for(key, scope.salt, found, weight)
     ids, trie = found
     return ids, trie
 

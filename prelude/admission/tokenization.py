@@ -27,7 +27,7 @@ import numpy.typing as npt
 from prelude._native.core import ids_below
 from prelude.errors import InvalidRequest, RequestTooLarge, shown
 from prelude.readouts.batch import I32
-from prelude.values.memo import Memo
+from prelude.values.memo import Memo, RequestMemo
 
 if TYPE_CHECKING:
     from prelude.tokenizer import Tokenizer
@@ -73,12 +73,10 @@ class Encoder:
 
     def _shared(self, scope: TokenizationScope, kind: str, text: str, make: Callable[[], Any]) -> Any:
         """The engine's own text is shared by all requests, text that a task brings by those of its salt."""
-        if scope.brings_text and scope.alone:
-            return make()
-        reader = scope.salt if scope.brings_text else None
-        found = self.kept.get_for((kind, text), reader)
+        kept, reader = (scope.kept, scope.salt) if scope.brings_text else (self.kept, None)
+        found = kept.get_for((kind, text), reader)
         if found is None:
-            found = self.kept.put_for((kind, text), reader, make(), TEXT_BYTES + 8 * len(text))
+            found = kept.put_for((kind, text), reader, make(), TEXT_BYTES + 8 * len(text))
         return found
 
     def _cut(self, scope: TokenizationScope, text: str) -> list[str | I32]:
@@ -100,9 +98,10 @@ class Encoder:
 
 
 class TokenizationScope:
-    """One request's use of the tokenizer: its calls and their seconds."""
+    """One request's use of the tokenizer: its calls and their seconds. ``kept``: the parts of prompts that it shares
+    with the requests of its salt, or with none: then its own questions share them."""
 
-    __slots__ = ("alone", "brings_text", "calls", "encoder", "salt", "seconds")
+    __slots__ = ("alone", "brings_text", "calls", "encoder", "kept", "salt", "seconds")
 
     def __init__(self, encoder: Encoder, default_cache: str = "auto", task: Any = None) -> None:
         """``task`` says whose text it is: with a ``salt`` or ``cache="never"``, ids of trusted text of a template or
@@ -114,7 +113,8 @@ class TokenizationScope:
         self.salt = salt if isinstance(salt, str) else None
         if not isinstance(cache, str) or cache == "auto":
             cache = default_cache
-        self.alone = cache == "never"  # nothing is kept, for this tenant either
+        self.alone = cache == "never"  # nothing is kept behind the request, for this tenant either
+        self.kept: Memo[Any, Any] | RequestMemo = RequestMemo() if self.alone else encoder.kept
         brought = getattr(task, "template", None) is not None or getattr(task, "recipe", None) is not None
         self.brings_text = brought and (self.salt is not None or self.alone)
 

@@ -7,7 +7,7 @@ old     the generation before; a hit moves the entry back to the young one
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 _READER_BYTES = 300  # of a reader of an entry: its key, its entry and their places in a dict
 
@@ -76,3 +76,14 @@ class Memo(Generic[K, V]):
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
+
+
+class RequestMemo(dict[Any, Any]):
+    """A ``Memo`` of one request, which is its only reader and drops it at its end."""
+
+    def get_for(self, key: Any, reader: str | None) -> Any:
+        return self.get(key)
+
+    def put_for(self, key: Any, reader: str | None, value: V, weight: int) -> V:
+        self[key] = value
+        return value
