@@ -79,8 +79,6 @@ cdef extern from "prelude/cpu/mixer_sides.hpp" namespace "prelude::cpu" nogil:
     cbool run_before(const BeforePart&, const BeforeArgs&, const Team&)
     cbool run_behind(const BehindPart&, const BehindArgs&, const Team&)
     cbool product_worth_releasing "prelude::cpu::worth_releasing_gil"(const Projection&, int64_t rows)
-    cbool before_worth_releasing "prelude::cpu::worth_releasing_gil"(const BeforePart&, const BeforeArgs&)
-    cbool behind_worth_releasing "prelude::cpu::worth_releasing_gil"(const BehindPart&, const BehindArgs&)
 
 
 @cython.final
@@ -259,7 +257,7 @@ cdef class BeforeMixer:
         if self.part.rotation.heads:
             args.rope_table = _turns(table, self.part.rotation.width)
             args.positions = _indices(positions, rows.count, "positions")
-        cdef PyThreadState* state = _let_go(before_worth_releasing(self.part, args))
+        cdef PyThreadState* state = _let_go(product_worth_releasing(self.part.projection, rows.count))
         done = run_before(self.part, args, team)
         _take_back(state)
         check(done)
@@ -316,7 +314,7 @@ cdef class BehindMixer:
         args.x, args.x_stride, args.rows, args.chunk = <float*> rows.at, rows.stride, rows.count, chunk
         args.mixed, args.mixed_stride, args.mixed_type = read.at, read.stride, read.type
         args.up, args.up_stride, args.type = wide.at, wide.stride, wide.type
-        cdef PyThreadState* state = _let_go(behind_worth_releasing(self.part, args))
+        cdef PyThreadState* state = _let_go(product_worth_releasing(self.part.up, rows.count))
         done = run_behind(self.part, args, team)
         _take_back(state)
         check(done)

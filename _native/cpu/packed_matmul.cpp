@@ -2,6 +2,7 @@
 #include "prelude/cpu/packed_matmul.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -112,6 +113,7 @@ constexpr int64_t kPieceWords = 64 << 10;    // of weights of a piece that are e
 constexpr int64_t kPieceInputs = 416 << 10;  // bytes of x that a piece reads for each group, at most
 constexpr int64_t kPieceValues = 1 << 18;    // of a weight that a piece packs
 constexpr int64_t kPieceSums = 256 << 10;    // floats that wait for the next part of a row, at most
+constexpr int64_t kOwnWords = 1 << 18;       // of rows that threads prepare for themselves, all together, at most
 constexpr int64_t kOpenBlocks = 6;           // of rows, at least, that are worth opening a group of few bits
 
 // One block of one output: `words` and `scale` are its first ones.
@@ -329,6 +331,17 @@ void pack_few(const uint8_t* rows, int64_t outputs, int64_t inputs, Packing pack
 
 namespace {
 
+// The calling thread's own words: lines that another processor has read take long to write. Null: no memory.
+uint32_t* own_room(int64_t count) {
+  thread_local std::unique_ptr<uint32_t[]> room;
+  thread_local int64_t size = 0;
+  if (count > size) {
+    room.reset(new (std::nothrow) uint32_t[static_cast<size_t>(count + kGroup)]);
+    size = room == nullptr ? 0 : count;
+  }
+  return room == nullptr ? nullptr : room.get() + -(reinterpret_cast<uintptr_t>(room.get()) / 4) % 16;
+}
+
 // A block of integers of an output: weight i is (bytes[i] - 128) * scale - least.
 struct Block {
   uint8_t bytes[kBlock];
@@ -443,22 +456,22 @@ bool packed_matmul(const PackedKernels& kernels, const PackedArgs& a, int thread
   // Blocks of about equal size: 13 rows are seven and six, not twelve and one.
   const int64_t blocks = (a.rows + kernels.most_rows - 1) / kernels.most_rows;
   const int64_t most = (a.rows + blocks - 1) / blocks, words = row_words(a.weight.inputs, kernels.packing);
-  const std::unique_ptr<uint32_t[]> room(new (std::nothrow) uint32_t[static_cast<size_t>(a.rows * words)]);
-  if (room == nullptr) return false;
   // Long rows are cut, so that the weights that several blocks meet stay in the nearest cache.
-  const bool cut = kernels.part_words > 0 && blocks > 1;
-  const PackedRows rows{room.get(), a.rows / blocks, a.rows % blocks,
-                        cut ? (words + kernels.part_words - 1) / kernels.part_words : 1};
-
+  const int64_t parts =
+      kernels.part_words > 0 && blocks > 1 ? (words + kernels.part_words - 1) / kernels.part_words : 1;
   threads = std::max(threads, 1);
-  const int64_t each =
-      std::max<int64_t>(1, std::max(kPieceWork / 64 / (most * a.weight.inputs), (blocks + threads - 1) / threads));
-  const int64_t parts = (blocks + each - 1) / each;
-  run_pieces(static_cast<int>(std::min<int64_t>(threads, parts)), parts,
+  // Each thread prepares few rows for itself: it would fetch those of another thread no faster.
+  const bool own = threads * a.rows * words <= kOwnWords;
+  const std::unique_ptr<uint32_t[]> room(own ? nullptr
+                                             : new (std::nothrow) uint32_t[static_cast<size_t>(a.rows * words)]);
+  if (!own && room == nullptr) return false;
+  const PackedRows rows{room.get(), most - 1, a.rows - blocks * (most - 1), parts};
+  const int64_t each = (blocks + threads - 1) / threads, shares = own ? 0 : (blocks + each - 1) / each;
+  run_pieces(static_cast<int>(shares), shares,
              [&](int64_t i, int) { kernels.prepare(a, rows, i * each, std::min(blocks, (i + 1) * each)); });
 
   const int64_t groups = (a.weight.outputs + kGroup - 1) / kGroup;
-  const int64_t part_words = (words + rows.parts - 1) / rows.parts;
+  const int64_t part_words = (words + parts - 1) / parts;
   const int64_t together = std::max<int64_t>(1, kPieceInputs / (most * part_words * 4));
   const int64_t row_pieces = (blocks + together - 1) / together, at_once = (blocks + row_pieces - 1) / row_pieces;
   // Groups of a piece: enough products or weights, an even number for kernels of few rows, as many for each thread.
@@ -466,37 +479,33 @@ bool packed_matmul(const PackedKernels& kernels, const PackedArgs& a, int thread
   const int64_t enough = std::min((kPieceWork - 1) / work, (kPieceWords - 1) / one) + 1;
   const int64_t all = threads * std::clamp<int64_t>(groups / (enough * threads), 1, 4);
   int64_t step = threads == 1 ? groups : (std::max(enough, (groups - 1) / all + 1) + 1) / 2 * 2;
-  // Each thread's room, by lines of the cache: of sums between parts, or of an opened group.
-  const int64_t of_group = at_once * most * kGroup;
-  if (rows.parts > 1) step = std::min(step, std::max<int64_t>(2, kPieceSums / of_group / 2 * 2));
+  // Each thread's room: its rows, and sums between parts or an opened group.
+  const int64_t of_group = at_once * most * kGroup, of_rows = own ? (a.rows * words + 15) / 16 * 16 : 0;
+  if (parts > 1) step = std::min(step, std::max<int64_t>(2, kPieceSums / of_group / 2 * 2));
   const bool opens = kernels.open != nullptr && blocks >= kOpenBlocks;
-  const int64_t of_thread = opens ? words * kGroup : rows.parts > 1 ? step * of_group : 0;
-  std::unique_ptr<float[]> sums;
-  if (of_thread > 0) {
-    sums.reset(new (std::nothrow) float[static_cast<size_t>(threads * of_thread + kGroup)]);
-    if (sums == nullptr) return false;
-  }
-  float* const first_room = sums.get() + (sums == nullptr ? 0 : -(reinterpret_cast<uintptr_t>(sums.get()) / 4) % 16);
+  const int64_t of_thread = opens ? words * kGroup : parts > 1 ? step * of_group : 0;
   const int64_t group_pieces = (groups + step - 1) / step, pieces = group_pieces * row_pieces;
-  run_pieces(static_cast<int>(std::min<int64_t>(threads, pieces)), pieces, [&](int64_t i, int thread) {
-    const int64_t block = i / group_pieces * at_once, behind = std::min(blocks, block + at_once);
-    const int64_t longer = std::clamp(rows.longer, block, behind),
-                  last = std::min(groups, (i % group_pieces + 1) * step);
-    float* room_of_thread = sums == nullptr ? nullptr : first_room + thread * of_thread;
-    // Blocks of both sizes meet a group while it is in the cache, and an opened one is the only one.
-    const int64_t some = opens || (block < longer && longer < behind && rows.parts == 1) ? 1 : step;
-    for (int64_t group = i % group_pieces * step; group < last; group += some) {
-      if (opens) kernels.open(a, group, room_of_thread);
-      const auto meet = [&](int64_t size, int64_t first, int64_t end) {
-        if (first < end)
-          kernels.multiply[size - 1](a, rows, rows.first_of(first), rows.first_of(end), group,
-                                     std::min(last, group + some), room_of_thread);
-      };
-      meet(rows.least + 1, block, longer);
-      meet(rows.least, longer, behind);
+  // Turns of a thread are pieces in a row, as long as the threads take turns: so a thread's next weights are fetched.
+  const int64_t team = std::min<int64_t>(threads, pieces), share = pieces / team, rest = pieces % team;
+  std::atomic<int64_t> next{0};
+  run_pieces(static_cast<int>(team), team, [&](int64_t, int) {
+    PackedRows mine = rows;
+    uint32_t* const of_own = next.load(std::memory_order_relaxed) < pieces ? own_room(of_rows + of_thread) : nullptr;
+    if (of_own == nullptr) return;
+    if (own) mine.words = of_own, kernels.prepare(a, mine, 0, blocks);
+    auto* const sums = of_thread > 0 ? reinterpret_cast<float*>(of_own + of_rows) : nullptr;
+    for (int64_t turn; (turn = next.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
+      const int64_t i = turn % team * share + std::min(turn % team, rest) + turn / team;
+      const int64_t block = i / group_pieces * at_once, behind = std::min(blocks, block + at_once);
+      const int64_t last = std::min(groups, (i % group_pieces + 1) * step);
+      const int64_t some = opens ? 1 : step;  // an opened group is the only one
+      for (int64_t group = i % group_pieces * step; group < last; group += some) {
+        if (opens) kernels.open(a, group, sums);
+        kernels.multiply[most - 1](a, mine, block, behind, group, std::min(last, group + some), sums);
+      }
     }
   });
-  return true;
+  return next.load(std::memory_order_relaxed) >= pieces;
 }
 
 }  // namespace prelude::cpu

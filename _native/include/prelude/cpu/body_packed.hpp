@@ -30,13 +30,6 @@ inline constexpr int64_t kHalves = kGroup / kHalf;  // of a group
 #define PRELUDE_SPELL_OUT
 #endif
 
-// Weights that are read next, and how many lines of the cache are fetched: of integers with each block of inputs, of
-// floats one with each step.
-struct Ahead {
-  const char* at = nullptr;
-  int64_t lines = 0;
-};
-
 #include "prelude/cpu/body_int8.hpp"
 
 template <class Eight, Packing kFew>
@@ -283,10 +276,11 @@ inline void prepare(const PackedArgs& a, const PackedRows& rows, int64_t first, 
 }
 
 // `steps` words of the weights at `w` by those of R rows at `x`, onto the sums of the words before where it
-// `continues`.
+// `continues`. Meanwhile `lines` of the cache from `soon` on are fetched, a few at a time: where more are on their
+// way than memory brings, those that are near wait for them.
 template <class Dot, int R, int P>
-inline void sum_floats(const uint32_t* const* w, const uint32_t* x, int64_t steps, bool continues, const Ahead& ahead,
-                       float (*made)[P * kHalf]) {
+inline void sum_floats(const uint32_t* const* w, const uint32_t* x, int64_t steps, bool continues, const char* soon,
+                       int64_t lines, float (*made)[P * kHalf]) {
   typename Dot::Sums sums[R][P];
   PRELUDE_SPELL_OUT
   for (int r = 0; r < R; ++r) PRELUDE_SPELL_OUT
@@ -305,16 +299,16 @@ inline void sum_floats(const uint32_t* const* w, const uint32_t* x, int64_t step
       }
     }
   };
-  // Spread over the steps: where more lines are on their way than memory brings, those that are near wait for them.
-  const int64_t lines = std::min<int64_t>((ahead.lines * kFloatSteps + steps - 1) / steps, kFloatSteps);
-  const char *soon = ahead.at, *end = soon + ahead.lines * 64;
   int64_t i = 0;
+  const int64_t turns = std::max<int64_t>(1, steps / kFloatSteps);
+  if (R < 5) lines = std::min(lines, turns * kFloatSteps);
+  int64_t each = lines / turns + 1, more = lines % turns;  // turns that fetch `each`, others one fewer
   for (; i + kFloatSteps <= steps; i += kFloatSteps) {
-    if (soon < end)
-      for (int64_t line = 0; line < (R < 5 ? 0 : lines); ++line, soon += 64) fetch(soon);
+    if (more-- == 0) --each;
+    for (int64_t line = 0; line < (R < 5 ? 0 : each); ++line, soon += 64) fetch(soon);
     PRELUDE_SPELL_OUT
     for (int s = 0; s < kFloatSteps; ++s) {
-      if (R < 5 && s < lines && soon < end) fetch(soon), soon += 64;  // few rows: memory is always busy
+      if (R < 5 && s < each) fetch(soon), soon += 64;  // few rows: memory is always busy
       step(i + s);
     }
   }
@@ -326,28 +320,31 @@ inline void sum_floats(const uint32_t* const* w, const uint32_t* x, int64_t step
       store(&made[r][p * kHalf + part * kLanes], Dot::floats(sums[r][p], part));
 }
 
-// R rows from `row` on and P halves of groups from `half` on: steps [first, last) of all of them, of integers always
-// all.
-// The sums are in `made`, and are finished where the steps are the last ones.
-template <class Dot, int R, int P>
+// R rows from `row` on and P halves of groups from `half` on, of a group that is opened in `room` where kOpened:
+// steps [first, last) of all of them, of integers always all. The sums are in `made`, and are finished where the
+// steps are the last ones.
+template <class Dot, int R, int P, bool kOpened>
 inline void multiply_block(const PackedArgs& a, const PackedRows& rows, int64_t row, int64_t half, int64_t first,
-                           int64_t last, const Ahead& ahead, float (*made)[P * kHalf]) {
+                           int64_t last, const char* soon, int64_t lines, float (*made)[P * kHalf],
+                           const float* room) {
   const int64_t of_group = group_words(a.weight.inputs, Dot::kPacking);
   const int64_t of_row = row_words(a.weight.inputs, Dot::kPacking);
   const uint32_t* w[P];
-  for (int p = 0; p < P; ++p) w[p] = a.weight.words + (half + p) / kHalves * of_group;
+  for (int p = 0; p < P; ++p)
+    w[p] = kOpened ? reinterpret_cast<const uint32_t*>(room) : a.weight.words + (half + p) / kHalves * of_group;
   const uint32_t* x = rows.words + row * of_row;
   bool done = true;
-  if constexpr (!quantizes(Dot::kPacking)) done = last * Dot::kParts >= of_row;
   if constexpr (quantizes(Dot::kPacking)) {
     int lanes[P];
     for (int p = 0; p < P; ++p) lanes[p] = (half + p) % kHalves * kHalf;
     constexpr bool kEight = Dot::kPacking == Packing::int8;
-    using Bits = std::conditional_t<kEight, EightBits, FewBits<kEight ? Packing::q4_k : Dot::kPacking>>;
-    sum_integers<Dot, Bits, R, P>(w, lanes, x, of_row, ahead, made);
+    constexpr Packing kFew = kEight ? Packing::q4_k : Dot::kPacking;
+    using Bits = std::conditional_t<kEight, EightBits, std::conditional_t<kOpened, OpenedBits<kFew>, FewBits<kFew>>>;
+    sum_integers<Dot, Bits, R, P>(w, lanes, x, of_row, soon, lines, made);
   } else {
+    done = last * Dot::kParts >= of_row;
     for (int p = 0; p < P; ++p) w[p] += ((half + p) % kHalves + first * kHalves) * (kStep<Dot> / kHalves);
-    sum_floats<Dot, R, P>(w, x + first * Dot::kParts * R, last - first, first > 0, ahead, made);
+    sum_floats<Dot, R, P>(w, x + first * Dot::kParts * R, last - first, first > 0, soon, lines, made);
   }
   if (done) finish(a, row, R, half * kHalf, made[0], P * kHalf);
 }
@@ -356,55 +353,59 @@ inline void multiply_block(const PackedArgs& a, const PackedRows& rows, int64_t 
 // computes. Steps [first, last) of one group are followed by those of the next group; behind the last group before
 // the half `end`, by the steps from `last` on of the group of the half `begin`; behind the last steps, by the first
 // steps of the group at `end`. Weights of few bits keep the processor busy, not memory.
-template <class Dot, int R, int P>
-inline Ahead ahead(const PackedArgs& a, int64_t blocks, int64_t block, int64_t half, int64_t begin, int64_t end,
-                   int64_t first, int64_t last, int64_t steps) {
-  constexpr bool kInteger = Dot::kPacking == Packing::int8;
-  constexpr int64_t kGroups = P < kHalves ? 1 : P / kHalves;  // that these halves and those beside them meet next
-  const int64_t meets = blocks * kGroups * kHalves / P, met_steps = last - first;
-  if (kInteger != quantizes(Dot::kPacking)) return {};
+template <class Dot, int64_t kGroups>
+inline const char* ahead(const PackedArgs& a, int64_t half, int64_t begin, int64_t end, int64_t first, int64_t last,
+                         int64_t steps) {
   int64_t group = half / kHalves + kGroups;
   if (group * kHalves >= end) {
     first = last < steps ? last : 0;
     if (first > 0) group = begin / kHalves;
   }
-  const int64_t of_group = group_words(a.weight.inputs, Dot::kPacking) * 4;
-  const int64_t inputs = kInteger ? blocks_of(a.weight.inputs) : 1;
-  const int64_t bytes = kInteger ? of_group : met_steps * kStep<Dot> * 4;
-  const int64_t lines = (kGroups * bytes / 64 + meets * inputs - 1) / (meets * inputs);
-  const int64_t met = half % kHalves / P * blocks + block;
   const auto* words = reinterpret_cast<const char*>(a.weight.words) + first * kStep<Dot> * 4;
-  return {words + group * of_group + met * inputs * lines * 64, lines};
+  return words + group * group_words(a.weight.inputs, Dot::kPacking) * 4;
 }
 
 // P halves at a time, then fewer. Where `rows` cuts the steps, the sums of all rows and outputs wait in `room`, so
 // that the part of the rows that meets the weights stays in the cache.
-template <class Dot, int R, int P>
-inline void multiply_halves(const PackedArgs& a, const PackedRows& rows, int64_t first_row, int64_t last_row,
+template <class Dot, int R, int P, bool kOpened>
+inline void multiply_halves(const PackedArgs& a, const PackedRows& rows, int64_t first_block, int64_t last_block,
                             int64_t half, int64_t last, float* room) {
-  int64_t steps = 0, each = 0;
-  if constexpr (!quantizes(Dot::kPacking)) {
+  constexpr bool kFloats = !quantizes(Dot::kPacking), kFetches = kFloats || Dot::kPacking == Packing::int8;
+  constexpr int64_t kGroups = P < kHalves ? 1 : P / kHalves, kBits = 20;
+  int64_t steps = 0, each = 0, lines = group_words(a.weight.inputs, Dot::kPacking) / 16;
+  if constexpr (kFloats) {
     steps = row_words(a.weight.inputs, Dot::kPacking) / Dot::kParts;
     each = (steps + rows.parts - 1) / rows.parts;
   }
   const int64_t whole = half + (last - half) / P * P;
+  const int64_t first_row = rows.first_of(first_block), all = rows.first_of(last_block) - first_row;
   alignas(64) float once[R][P * kHalf];
   for (int64_t first = 0;; first += each) {
     const int64_t end = std::min(steps, first + each);
-    for (int64_t at = half; at < whole; at += P)
-      for (int64_t row = first_row; row < last_row; row += R) {
-        float (*made)[P * kHalf] = once;
-        if (rows.parts > 1)
-          made = reinterpret_cast<float (*)[P * kHalf]>(
-              room + ((at - half) * (last_row - first_row) + (row - first_row) * P) * kHalf);
-        const int64_t blocks = (last_row - first_row) / R, block = (row - first_row) / R;
-        const Ahead next = ahead<Dot, R, P>(a, blocks, block, at, half, whole, first, end, steps);
-        multiply_block<Dot, R, P>(a, rows, row, at, first, end, next, made);
+    if (kFloats) lines = (end - first) * kStep<Dot> / 16;
+    const int64_t of_row = kFetches ? (kGroups * lines << kBits) / (kGroups * kHalves / P * all) : 0;
+    for (int64_t at = half; at < whole; at += P) {
+      const char* soon = ahead<Dot, kGroups>(a, at, half, whole, first, end, steps);
+      const int64_t met = at % kHalves / P * all - first_row;
+      for (int64_t block = first_block; block < last_block; ++block) {
+        const int64_t row = rows.first_of(block);
+        float* const waits = room + ((at - half) * all + (row - first_row) * P) * kHalf;
+        auto* made = rows.parts > 1 ? reinterpret_cast<float (*)[P * kHalf]>(waits) : once;
+        const auto meet = [&](auto size) {
+          const int64_t from = (met + row) * of_row >> kBits, to = (met + row + size) * of_row >> kBits;
+          multiply_block<Dot, size, P, kOpened>(a, rows, row, at, first, end, soon + from * 64, to - from, made,
+                                                room);
+        };
+        if (block < rows.longer)
+          meet(std::integral_constant<int, R>{});
+        else
+          meet(std::integral_constant<int, std::max(1, R - 1)>{});
       }
+    }
     if (end == steps) break;
   }
   if constexpr (P > 1) {
-    if (whole < last) multiply_halves<Dot, R, P / 2>(a, rows, first_row, last_row, whole, last, room);
+    if (whole < last) multiply_halves<Dot, R, P / 2, kOpened>(a, rows, first_block, last_block, whole, last, room);
   }
 }
 
@@ -421,30 +422,14 @@ inline void open_group(const PackedArgs& a, int64_t group, float* room) {
 }
 
 template <class Dot, int R>
-inline void multiply_opened(const PackedArgs& a, const PackedRows& rows, int64_t first_row, int64_t last_row,
-                            int64_t group, float* room) {
-  constexpr int P = static_cast<int>(std::min<int64_t>(Dot::kWide, kHalves));
-  const int64_t of_row = row_words(a.weight.inputs, Dot::kPacking);
-  alignas(64) float made[R][P * kHalf];
-  for (int half = 0; half < kHalves; half += P) {
-    const uint32_t* opened[P];
-    int lanes[P];
-    for (int p = 0; p < P; ++p) opened[p] = reinterpret_cast<const uint32_t*>(room), lanes[p] = (half + p) * kHalf;
-    for (int64_t row = first_row; row < last_row; row += R) {
-      const uint32_t* x = rows.words + row * of_row;
-      sum_integers<Dot, OpenedBits<Dot::kPacking>, R, P>(opened, lanes, x, of_row, {}, made);
-      finish(a, row, R, group * kGroup + half * kHalf, made[0], P * kHalf);
-    }
-  }
-}
-
-template <class Dot, int R>
-inline void multiply(const PackedArgs& a, const PackedRows& rows, int64_t first_row, int64_t last_row, int64_t first,
-                     int64_t last, float* room) {
+inline void multiply(const PackedArgs& a, const PackedRows& rows, int64_t first_block, int64_t last_block,
+                     int64_t first, int64_t last, float* room) {
   constexpr int P = 2 * R <= Dot::kRows ? 2 * Dot::kWide : Dot::kWide;
   if constexpr (kOpens<Dot> && 2 * R > Dot::kRows)
-    if (room != nullptr) return multiply_opened<Dot, R>(a, rows, first_row, last_row, first, room);
-  multiply_halves<Dot, R, P>(a, rows, first_row, last_row, first * kHalves, last * kHalves, room);
+    if (room != nullptr)
+      return multiply_halves<Dot, R, P, true>(a, rows, first_block, last_block, first * kHalves, last * kHalves,
+                                              room);
+  multiply_halves<Dot, R, P, false>(a, rows, first_block, last_block, first * kHalves, last * kHalves, room);
 }
 #undef PRELUDE_SPELL_OUT
 

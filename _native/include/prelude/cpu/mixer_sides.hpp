@@ -267,12 +267,5 @@ inline bool run_behind(const BehindMixer& part, const BehindArgs& a, const Team&
 inline bool worth_releasing_gil(const Projection& by, int64_t rows) {
   return rows * by.weight.inputs * outputs_of(by) / 100 > kReleaseGilNs;
 }
-inline bool worth_releasing_gil(const BeforeMixer& part, const BeforeArgs& a) {
-  return worth_releasing_gil(part.projection, a.rows);
-}
-inline bool worth_releasing_gil(const BehindMixer& part, const BehindArgs& a) {
-  const auto products = [](const Projection& by) { return by.weight.inputs * outputs_of(by); };
-  return a.rows * (products(part.out) + products(part.up) + products(part.down)) / 100 > kReleaseGilNs;
-}
 
 }  // namespace prelude::cpu

@@ -115,7 +115,8 @@ struct PackedArgs {
   bool adds;
 };
 
-// Rows of x as the kernels read them, in blocks: the first `longer` blocks have a row more than the others. Quantized
+// Rows of x as the kernels read them, in blocks: the first `longer` blocks, one at least, have a row more than the
+// others. Quantized
 // and by amx words[row][word], else words[block][word][row of the block]. Of integers a sum over a block of inputs
 // starts at kToInteger minus 128 times the sum of the row's integers, since a byte of a weight is 128 too large: as
 // bits of a float, so that the sum's bits are those of kToInteger plus the sum.
@@ -139,10 +140,10 @@ struct PackedKernels {
   void (*pack_halves)(const uint16_t* weight, int64_t stride, int64_t inputs, uint16_t* to);  // of f16
   // Blocks [first, last) of the rows of x.
   void (*prepare)(const PackedArgs&, const PackedRows&, int64_t first, int64_t last);
-  // Outputs of groups [first, last) of rows [first_row, last_row), one function for each size of a block; all blocks
-  // of these rows have it. `room` has a float for each of these outputs and rows, where there are several `parts`, or
-  // the one group, opened.
-  void (*multiply[kMostPackedRows])(const PackedArgs&, const PackedRows&, int64_t first_row, int64_t last_row,
+  // Outputs of groups [first, last) of blocks [first_block, last_block), one function for each size of the longer
+  // blocks. `room` has a float for each of these outputs and rows, where there are several `parts`, or the one group,
+  // opened.
+  void (*multiply[kMostPackedRows])(const PackedArgs&, const PackedRows&, int64_t first_block, int64_t last_block,
                                     int64_t first, int64_t last, float* room);
   // Of q4_k and q6_k: opens a group for many blocks of rows, into a room of 32 floats for each word of a row.
   void (*open)(const PackedArgs&, int64_t group, float* room) = nullptr;
