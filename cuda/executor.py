@@ -398,8 +398,5 @@ class CudaExecutor:
                     {"host_seconds": step.host_seconds},
                 )
                 with self._lock:
-                    if self._in_flight and self._in_flight[0] is step:
-                        self._in_flight.popleft()
-                    else:
-                        self._in_flight = deque(other for other in self._in_flight if other is not step)
+                    self._in_flight.remove(step)
             return step.result

@@ -57,7 +57,7 @@ def prepare_decide(ctx: AdmissionContext, scope: TokenizationScope, task: Decide
     if not tokens and decision.least:
         state, tokens = [beginning(ctx, "state", eos=True)], 1
     tree = TokenTree.build(decision.segments, before=state)
-    cut = truncated + cut or int(dropped + decision.dropped > 0)
+    cut = truncated + cut or min(dropped + decision.dropped, 1)
     finish = partial(_answers, decision, asked_of(ctx, decision), names, ctx.warned)
     return Parts(tree, decision.readout, finish, truncated=cut, first=tokens)
 

@@ -89,7 +89,7 @@ def encode_prompt(
         return Encoded(beginning(ctx, field, eos=continued))
     excess = len(ids) - room
     if excess <= 0:
-        return Encoded(ids, int(dropped > 0), spans)
+        return Encoded(ids, min(dropped, 1), spans)
     if pieces is None:
         cuttable = np.ones(len(ids), dtype=np.bool_)
         if isinstance(prompt, str):

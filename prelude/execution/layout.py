@@ -205,14 +205,6 @@ class StepTokens:
         return pairs
 
 
-def pool_rows(blocks: I32, length: int, block_size: int) -> I64:
-    """Pool rows of the first ``length`` tokens of a block table."""
-    if length > len(blocks) * block_size:
-        raise ValueError(f"{length} tokens do not lie in {len(blocks)} blocks of {block_size}")
-    rows: I64 = blocks.astype(np.int64)[:, None] * block_size + np.arange(block_size)
-    return rows.reshape(-1)[:length]
-
-
 def blank_prompts(lengths: Sequence[int]) -> PromptSlices:
     """Prompts of token 0, of ``lengths`` each, without a context, and not kept: a step to be measured."""
     starts = np.zeros(len(lengths) + 1, np.int32)

@@ -141,8 +141,6 @@ class ThreadedExecutor:
 
     def close(self) -> None:
         """Refuses further steps; submitted steps run first."""
-        if self._closed:
-            return
         self._closed = True
         if self._thread is not None:
             self._steps.put(None)

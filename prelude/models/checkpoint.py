@@ -353,8 +353,7 @@ def _parts(expected: Iterable[str], prefix: str) -> tuple[str, ...]:
     """How the names of the body's parts begin, such as ``model.layers.``. A weight of these parts that the config
     does not know would change every answer. Other weights belong to heads and towers that this architecture does not
     have, such as a value head; transformers ignores them too."""
-    body = (name.removeprefix(prefix) for name in expected if name.startswith(prefix))
-    return tuple({f"{prefix}{name.split('.', 1)[0]}." for name in body})
+    return tuple({f"{prefix}{name.removeprefix(prefix).split('.', 1)[0]}." for name in expected})
 
 
 def _check_tensor(name: str, place: _Place, shape: tuple[int, ...]) -> None:

@@ -281,10 +281,8 @@ class CompletionQueue:
             self._woken = True
 
     def flush(self) -> None:
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits there any more
             self.loop.call_soon_threadsafe(self._deliver)
-        except RuntimeError:  # the loop is closed: no task waits there any more
-            self._calls.clear()
 
 
 class LoopSink(EndSink):
