@@ -43,7 +43,7 @@ class HostLibrary:
         self.device = max(self.host, self.device) + seconds
 
     def _new(self, into: Any, **values: Any) -> int:
-        number = len(self.objects) + 1
+        number = max(self.objects, default=0) + 1
         self.objects[number] = values
         into._obj.value = number
         return 0
@@ -207,8 +207,9 @@ def test_a_found_product_serves_the_next_process(tmp_path: Path) -> None:
     search = make(later, tmp_path)
     search.search(x, weight, out, False, by_torch(later, 5e-6))
     assert search.run(x, weight, out, False) and later.ran == [FAST] and later.asked == 0
-    other_rows = matrices(7)
-    assert not search.run(*other_rows, False), "a choice is for one shape"
+    assert not search.run(*matrices(7), False), "a choice is for one shape"
+    search.search(*matrices(8), False, by_torch(later, 5e-6))
+    assert search.run(*matrices(7), False), "and for the rows that share its search"
     assert not make(HostLibrary(version=140000), tmp_path).run(x, weight, out, False), "and for one library"
 
 

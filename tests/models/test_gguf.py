@@ -19,7 +19,7 @@ from prelude.models.config import ModelConfig
 from prelude.models.gguf.blocks import Blocks
 from prelude.models.gguf.config import architecture_of, config_of
 from prelude.models.gguf.directory import GgufDirectory, open_directory
-from prelude.models.gguf.reader import GgufFile
+from prelude.models.gguf.reader import TYPES, GgufFile
 from prelude.models.packed import PackedLinear
 from prelude.models.sentence_transformers import read_embedding
 from prelude.readouts.batch import OneShotBatch
@@ -27,6 +27,7 @@ from tests.checkpoints import PLAIN, SMALL, write_checkpoint
 from tests.engine.test_gguf import add_tokenizer
 from tests.execution.helpers import Model, all_logprobs, cpu_executor, prompts, random_ids, run
 from tests.gguf_files import BYTES, SCALES, TYPE, dequantized, gguf, quantized, write_model
+from tests.models.test_gguf_header import header, tensor, written
 
 SIZES = {**SMALL, "intermediate_size": 128, "tie_word_embeddings": True}
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
@@ -136,7 +137,10 @@ def test_blocks_have_the_values_of_the_packages_dequantizer(kind: str) -> None:
         assert blocks.count_bad() == at + 1
 
 
-def test_weights_beyond_eight_bits_are_refused() -> None:
+def test_types_that_are_not_computed_are_refused(tmp_path: Path) -> None:
+    for kind in set(TYPE) - set(TYPES):
+        with pytest.raises(UnsupportedModel, match=f"is of type {kind.name};"):
+            GgufFile(written(tmp_path, header([], [tensor(kind=kind)])))
     stored = np.full((1, BYTES["Q5_K"]), 255, np.uint8)
     stored[:, :4] = np.frombuffer(np.array([65504, 0], np.float16).tobytes(), np.uint8)
     with pytest.raises(UnsupportedModel, match="weights of Q5_K above 8"):

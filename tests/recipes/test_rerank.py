@@ -217,9 +217,10 @@ def test_a_directory_may_bring_its_own_recipe(tmp_path: Path) -> None:
         for yes, no, said in wrong:
             with pytest.raises(RecipeError, match=said):
                 engine.rerank("a", ["b"], recipe=RerankRecipe("x", yes=yes, no=no, parts=("{query}{document}",)))
-    (path / "recipe.json").write_text(json.dumps({**own, "parts": ["{query}"]}), encoding="utf-8")
-    with pytest.raises(ModelError, match=r"recipe.json: .*\{document\}"):
-        Engine.from_pretrained(path)
+    for field, value, said in (("parts", ["{query}"], r"\{document\}"), ("max_length", 0, "0 is not a number")):
+        (path / "recipe.json").write_text(json.dumps({**own, field: value}), encoding="utf-8")
+        with pytest.raises(ModelError, match=rf"recipe.json: .*{said}"):
+            Engine.from_pretrained(path)
 
 
 # ------------------------------------------------------------------ heads
