@@ -38,8 +38,7 @@ RECORD = ROOT / ".pytest_cache" / "prelude_shown.json"
 def shared_dir() -> Path | None:
     """The folder of real tokenizers, texts and models that some tests use where it is present; it is not part of the
     project. ``PRELUDE_SHARED`` names it, else it lies beside the checkout."""
-    candidates = [os.environ.get("PRELUDE_SHARED"), ROOT.parent / "shared", ROOT.parent.parent / "shared"]
-    for candidate in candidates:
+    for candidate in (os.environ.get("PRELUDE_SHARED"), ROOT.parent / "shared", ROOT.parent.parent / "shared"):
         if candidate and (Path(candidate) / "tokenizers").is_dir():
             return Path(candidate)
     return None

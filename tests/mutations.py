@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -59,18 +60,15 @@ def variants(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
                 yield "comparison", made
     elif isinstance(node, ast.BoolOp):
         for at in range(len(node.values)):
-            rest = node.values[:at] + node.values[at + 1 :]
-            yield "operand dropped", rest[0] if len(rest) == 1 else ast.BoolOp(node.op, rest)
+            yield "operand dropped", ast.BoolOp(node.op, node.values[:at] + node.values[at + 1 :])
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         yield "not dropped", node.operand
     elif isinstance(node, ast.BinOp) and (operator := OPERATORS.get(type(node.op))):
         yield "arithmetic", ast.BinOp(node.left, operator(), node.right)
     elif isinstance(node, ast.IfExp):
         yield from (("one branch", node.body), ("one branch", node.orelse))
-    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
-        yield "constant", ast.Constant(not node.value)
     elif isinstance(node, ast.Constant) and isinstance(node.value, int):
-        yield "constant", ast.Constant(node.value + 1)
+        yield "constant", ast.Constant(not node.value if isinstance(node.value, bool) else node.value + 1)
     elif isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
         for at, part in enumerate(node.generators):
             if part.ifs:
@@ -92,9 +90,7 @@ def edits(file: str, source: bytes) -> list[Edit]:
         fields = [getattr(node, name, None) for name in ("annotation", "returns")]
         parts = [node] if isinstance(node, ast.JoinedStr) else [part for part in fields if isinstance(part, ast.AST)]
         left_out |= {id(inner) for part in parts for inner in ast.walk(part)}
-    begins = [0]
-    for line in source.split(b"\n"):
-        begins.append(begins[-1] + len(line) + 1)
+    begins = [0, *accumulate(len(line) + 1 for line in source.split(b"\n"))]
     found = []
     for node in ast.walk(tree):
         for kind, made in variants(node) if id(node) not in left_out else ():
