@@ -77,7 +77,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "a text that is not UTF-8": (header([entry("k", TEXT, text(b"\xff"))], []), "not valid UTF-8"),
     "a long array": (header([entry("k", ARRAY, array(U8, MANY, b""))], []), "an array of 1,099,511,627,776 values"),
     "an array beyond the file": (header([entry("k", ARRAY, array(U64, 5000, b""))], []), "truncated"),
-    "a long text": (header([entry("k", ARRAY, array(TEXT, 1, text(bytes((8 << 20) + 1))))], []), "over 8,388,608"),
+    "a long part": (header([entry("k", ARRAY, array(TEXT, 1, text(bytes((8 << 20) + 1))))], []), "over 8,388,608"),
     "an array of texts beyond the file": (header([entry("k", ARRAY, array(TEXT, 5000, b""))], []), "5,000 texts"),
     "a text of an array beyond the file": (
         header([entry("k", ARRAY, array(TEXT, 1, struct.pack("<Q", 8)))], [], b""),  # seven bytes are left
