@@ -335,7 +335,7 @@ namespace {
 uint32_t* own_room(int64_t count) {
   thread_local std::unique_ptr<uint32_t[]> room;
   thread_local int64_t size = 0;
-  if (count > size) {
+  if (room == nullptr || count > size) {
     room.reset(new (std::nothrow) uint32_t[static_cast<size_t>(count + kGroup)]);
     size = room == nullptr ? 0 : count;
   }

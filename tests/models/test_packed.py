@@ -7,6 +7,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -161,6 +162,17 @@ def test_a_row_has_its_bits_in_any_company(packing: Packing) -> None:
             assert torch.equal(linear(x), whole)
     finally:
         use_threads(before)
+
+
+@pytest.mark.parametrize("packing", ["float32", "int8"])
+def test_the_first_product_of_a_thread_has_many_rows(packing: Packing) -> None:
+    x, weight, bias = given(3000, 512, 40)
+    linear = linear_of(weight, bias, packing)
+    before = use_threads(1)
+    with ThreadPoolExecutor(1) as new:
+        found = new.submit(linear, x).result()
+    use_threads(before)
+    assert torch.equal(found[:7], linear(x[:7]))
 
 
 @pytest.mark.parametrize("packing", SAME_BITS)
