@@ -54,6 +54,7 @@ def risk_coverage_plot(curves: Curves, path: str | Path, *, title: str = "") -> 
         axes.vlines(x, low, high, color=colour, linewidth=1, alpha=0.4)
         axes.plot(x, risk[kept - 1], "o", markersize=3.5, color=colour, label=f"{name}: area {risk.mean():.4f}")
     axes.set(xlabel="coverage: share of answers kept", ylabel="risk: share of errors among them, 95 % interval")
+    axes.set_ylim(bottom=0)
     axes.set_title(f"Risk by coverage\n{title}", fontsize=9)
     axes.legend(fontsize=8, loc="upper left")
     figure.savefig(path, dpi=140)
