@@ -41,7 +41,6 @@ def prepare_embed(ctx: AdmissionContext, scope: TokenizationScope, task: Embed, 
         raise InvalidRequest(
             f'{pooling!r}: a token has the same vector in any text; "mean" is the vector of a text', field="pooling"
         )
-    modes = pooling.split("+")
     computed = ctx.limits.poolings
     if computed is not None and pooling not in computed:
         raise InvalidRequest(f"{pooling} has no kernel on this device; {', '.join(computed)} have", field="pooling")
@@ -57,9 +56,10 @@ def prepare_embed(ctx: AdmissionContext, scope: TokenizationScope, task: Embed, 
     if before and not settings.include_prompt:
         # As in sentence-transformers, the tokens of the prompt are excluded; but at least the last token is left.
         first = min(n - 1, len(scope.encode(before, special=True, parse_special=True)) - len(scope.encoder.suffix))
-    rows = np.array([n - 1] if pooling == "last" else [first]) if pooling in _ONE_ROW else np.arange(first, n)
-    skipped = np.array([first], dtype=np.int32) if first and "weightedmean" in modes else None
-    readout = PooledRows(rows.astype(np.int32), np.array([0, len(rows)], dtype=np.int32), pooling, skipped)
+    begin = n - 1 if pooling == "last" else first
+    rows = np.arange(begin, begin + 1 if pooling in _ONE_ROW else n, dtype=np.int32)
+    skipped = np.array([first], dtype=np.int32) if first and "weightedmean" in pooling.split("+") else None
+    readout = PooledRows(rows, np.array([0, len(rows)], dtype=np.int32), pooling, skipped)
 
     def finish(outcome: Outcome) -> Embedding:
         vector = outcome.output.vectors[0]

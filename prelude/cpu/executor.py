@@ -215,7 +215,7 @@ class CpuExecutor:
         )
 
     def _forward(self, step: StepTokens, rows: I64 | None, states: StepStates | None) -> F32:
-        highest = int(step.positions.max(initial=-1))
+        highest = int(np.maximum.reduce(step.positions, initial=-1))
         kinds, of_layer = self._kinds.within(highest)
         last = len(of_layer) - 1
         runs = self.decoder.runs(step.num_tokens)
@@ -290,4 +290,4 @@ def _read_rows(readouts: list[tuple[Readout, int]], tokens: int) -> I64 | None:
     wanted = np.zeros(tokens, np.bool_)
     for readout, first in readouts:
         wanted.put(readout.rows + first, True)
-    return None if wanted.all() else np.flatnonzero(wanted)
+    return None if np.count_nonzero(wanted) == tokens else wanted.nonzero()[0]

@@ -76,7 +76,7 @@ class Forest:
     @property
     def apart(self) -> bool:
         """Whether every segment reads itself alone: no context, no branches."""
-        return not self.below and not self.slices.context_lens.any()
+        return not self.below and not np.count_nonzero(self.slices.context_lens)
 
     def blocks(self, root: int) -> I32:
         """Pool blocks of a root's context."""
@@ -89,7 +89,7 @@ class Forest:
 
     def pairs_of_whole_prompts(self, window: int | None) -> int:
         """The same for a token that sees its whole tree, of it the tokens at most ``window`` positions away."""
-        lengths = np.diff(self.trees())
+        lengths = (trees := self.trees())[1:] - trees[:-1]
         reach = lengths - 1 if window is None else np.minimum(lengths - 1, window)
         return int((lengths + 2 * reach * lengths - reach * (reach + 1)).sum())
 
@@ -182,11 +182,11 @@ class StepTokens:
             ids.append(decode.token_ids)
             positions.append(decode.positions)
             slots.append(decode.write_slots)
-        all_slots = np.concatenate(slots).astype(np.int64)
-        written = np.flatnonzero(all_slots >= 0)
+        all_slots = np.concatenate(slots, dtype=np.int64)
+        written = (all_slots >= 0).nonzero()[0]
         return cls(
-            np.concatenate(ids).astype(np.int64),
-            np.concatenate(positions).astype(np.int64),
+            np.concatenate(ids, dtype=np.int64),
+            np.concatenate(positions, dtype=np.int64),
             None if slices is None or not slices.num_segments else Forest.of(slices),
             None if decode is None or not decode.num_rows else decode,
             None if len(written) == len(all_slots) else written,

@@ -69,15 +69,15 @@ def not_finite(array: Array) -> int:
 
 
 def address(array: Array) -> int:
-    return int(array.ctypes.data)
+    return int(array.__array_interface__["data"][0])
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any] = FLOAT32) -> Array:
     """Return a new array that begins at a multiple of ``ALIGNMENT``, not filled."""
     nbytes = math.prod(shape) * dtype.itemsize
     room = np.empty(nbytes + ALIGNMENT, np.uint8)
-    at = -address(room) % ALIGNMENT
-    return room[at : at + nbytes].view(dtype).reshape(shape)
+    made: Array = np.ndarray(shape, dtype, room, -address(room) % ALIGNMENT)
+    return made
 
 
 def bytes_of(arrays: Iterable[Array]) -> int:

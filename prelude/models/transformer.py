@@ -131,7 +131,7 @@ class Transformer:
             mixer, table = self._attentions[place], tables[place]
             all_heads, query_heads, key_heads = self.before[index]
             place += 1
-            if index < last and len(runs) == 1:
+            if len(runs) == 1 and (index < last or rows is None):
                 heads = workspace.heads(mixer)
                 all_heads(x, heads.rows, chunk, workspace.normed, table, positions)
                 attention.keep(index, heads.k, heads.v)

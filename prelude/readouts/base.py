@@ -199,8 +199,9 @@ def means(rows: Rows, tokens: I32, indptr: I32) -> F32:
 
 
 def bad_rows(finite: Any) -> I32:
-    """``finite``: a flag a row (item)."""
-    return np.flatnonzero(~finite).astype(np.int32)
+    """``finite``: a flag a row (item), or flags of its values."""
+    bad = ~finite if finite.ndim == 1 else np.logical_or.reduce(~finite, axis=1)
+    return np.asarray(bad.nonzero()[0], np.int32)
 
 
 def shape(array: object) -> tuple[int, ...]:

@@ -62,13 +62,13 @@ class HeadRows(Readout, RequestReadout):
             logits = rows.scores(self.rows)
         else:
             logits = rows.scores_of(means(rows, self.rows, self.indptr))
-        return HeadOutput(logits), bad_rows(np.isfinite(logits).all(axis=1))
+        return HeadOutput(logits), bad_rows(np.isfinite(logits))
 
     def answers(self, output: object) -> bool:
         return isinstance(output, HeadOutput) and output.logits.ndim == 2 and len(output.logits) == self.items
 
     def not_finite(self, output: HeadOutput) -> I32:
-        return bad_rows(np.isfinite(output.logits).all(axis=1))
+        return bad_rows(np.isfinite(output.logits))
 
     def blank(self) -> HeadOutput:
         return HeadOutput(np.zeros((self.items, 1), np.float32))

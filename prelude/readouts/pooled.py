@@ -70,25 +70,24 @@ class PooledRows(Readout, RequestReadout):
         return len(self.indptr) - 1
 
     def run(self, rows: Rows) -> tuple[PooledOutput, I32]:
-        lengths = np.diff(self.indptr)
+        lengths = self.indptr[1:] - self.indptr[:-1]
         parts = [self._pooled(mode, rows, lengths) for mode in self.modes]
         vectors = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        return PooledOutput(vectors), bad_rows(np.isfinite(vectors).all(axis=1))
+        return PooledOutput(vectors), bad_rows(np.isfinite(vectors))
 
     def _pooled(self, mode: str, rows: Rows, lengths: I32) -> F32:
         """[N, hidden]. Item by item if an item has several rows: the order of a sum must not depend on the
         neighbours."""
         if mode == "last":
             return rows.vectors(self.rows[self.indptr[1:] - 1])
-        if mode == "cls" or (lengths == 1).all():
+        if mode == "cls" or np.count_nonzero(lengths == 1) == len(lengths):
             return rows.vectors(self.rows[self.indptr[:-1]])
         if mode == "mean":
             return means(rows, self.rows, self.indptr)
         if mode == "mean_sqrt_len_tokens":
             roots = np.sqrt(lengths.astype(np.float64))[:, None]
-            found: F32 = (means(rows, self.rows, self.indptr) * roots).astype(np.float32)
-            return found
-        found = np.empty((self.items, rows.hidden_size), np.float32)
+            return np.asarray(means(rows, self.rows, self.indptr) * roots, np.float32)
+        found: F32 = np.empty((self.items, rows.hidden_size), np.float32)
         for i, (start, stop) in enumerate(zip(self.indptr[:-1].tolist(), self.indptr[1:].tolist())):
             runs = [slice(at, min(at + _RUN, stop)) for at in range(start, stop, _RUN)]
             if mode == "max":
@@ -107,7 +106,7 @@ class PooledRows(Readout, RequestReadout):
         return isinstance(output, PooledOutput) and output.vectors.ndim == 2 and len(output.vectors) == self.items
 
     def not_finite(self, output: PooledOutput) -> I32:
-        return bad_rows(np.isfinite(output.vectors).all(axis=1))
+        return bad_rows(np.isfinite(output.vectors))
 
     def blank(self) -> PooledOutput:
         return PooledOutput(np.zeros((self.items, 1), np.float32))
