@@ -419,7 +419,8 @@ class Tokenizer {
     };
     for (const char* p = from; cuts_own_ && p < end;) {
       const char* const at = p;
-      if (spans_.kind_of(utf8_next(p)) != CharSpans::own) continue;
+      p += utf8_length(static_cast<unsigned char>(*p));
+      if (spans_.kind_at(at) != CharSpans::own) continue;
       if (!rest(at)) return false;
       model_.encode({at, static_cast<size_t>(p - at)}, s, sink);
       from = p;

@@ -60,14 +60,14 @@ struct Blanks {
   bool has_none(std::string_view text) const {
     const unsigned char most =
         mark == UINT32_MAX || mark < 0x4000 ? 0xE3 : 0xFF;  // of the first bytes of all of these
-    for (const char *p = text.data(), *const end = p + text.size(); p < end;) {
-      const unsigned char byte = static_cast<unsigned char>(*p);
-      if (byte <= ' ') return false;
-      if (byte >= 0x80 && byte <= most)
+    const auto byte = [](const char* p) { return static_cast<unsigned char>(*p); };
+    for (const char *p = text.data(), *const end = p + text.size();; p += utf8_length(byte(p))) {
+      while (p < end && byte(p) > most && byte(p) < 0xF0) p += 3;
+      if (p == end) return true;
+      if (byte(p) <= ' ') return false;
+      if (byte(p) >= 0x80 && byte(p) <= most)
         if (const uint32_t c = utf8_at(p); c == mark || ucd().is(c, rust_space)) return false;
-      p += utf8_length(byte);
     }
-    return true;
   }
   // Whether the blanks beside a stretch have no part in what a step does with it: neither of its ends joins a cluster
   // with one, nor, if they matter, is white space or a mark of it.

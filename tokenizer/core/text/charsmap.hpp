@@ -50,8 +50,7 @@ class Charsmap {
     };
     for (const char* p = base; p < end;) {
       const char* const run = p;
-      for (const char* next; p < end && is_calm(clusters, p, next); p = next) {
-      }
+      p = utf8_unmarked(calm_.data(), p, end, [] {});
       if (p == end) break;
       if (p > run) p = utf8_back(p);  // it may be in a cluster with the next one
       const char* const stop = clusters.next(p, end);
@@ -117,18 +116,15 @@ class Charsmap {
     std::optional<Changed> last_;  // not yet put: the next characters may be removed
   };
 
-  // Whether the character has no key, and is in no cluster with others of this kind.
-  bool is_calm(const Graphemes& clusters, const char* p, const char*& next) const {
-    next = p;
-    const uint32_t c = utf8_next(next);
-    return keeps(c) && !(c >= 0x80 && clusters.flags(c) & joins_others);
-  }
   void index_characters() {
     kept_.assign(0x10000 / 64, UINT64_MAX);
     forget(offset(units_[0]), 0, 0x00, 0x80, 0);
     forget(offset(units_[0]), 0, 0xC0, 0xE0, 1);
     forget(offset(units_[0]), 0, 0xE0, 0xF0, 2);
     kept_[0] &= ~(uint64_t{1} << '\r');  // it may be in a cluster
+    calm_ = kept_;
+    for (uint32_t c = 0x80; c < 0x10000; ++c)
+      if (graphemes().flags(c) & joins_others) calm_[c >> 6] &= ~(uint64_t{1} << (c & 63));
   }
   // The characters that begin with a key: `begun` is the bits of their first bytes, read up to `at`, the next is from
   // .. to, and `more` come behind it.
@@ -252,7 +248,8 @@ class Charsmap {
 
   std::vector<uint32_t> units_;
   std::string texts_;
-  std::vector<uint64_t> kept_;  // a bit for each character of at most three bytes that begins with no key
+  // Sets of utf8_unmarked(): characters that begin with no key; of these the ones that are in no cluster with others.
+  std::vector<uint64_t> kept_, calm_;
 };
 
 }  // namespace fasttoken

@@ -92,14 +92,16 @@ class CharSpans {
   Of of() const { return of_; }
   bool reads_text() const { return of_ == Of::blanks; }
   bool fuses() const { return fuses_; }
-  // Of characters from 0x80 to 0xFFFF, in order; those of the others are other.
+  // kept, own or other, of characters from 0x80 to 0xFFFF; those of the others are other.
   void add_wide(uint32_t c, Kind kind) {
-    if (wide_.empty()) wide_.assign(0x10000 / 32, 0);
-    wide_[c >> 5] |= uint64_t{kind} << (c & 31) * 2;
+    for (auto* rows : {&kept_, &own_})
+      if (rows->empty()) rows->assign(0x10000 / 64, 0);
+    if (kind != other) (kind == own ? own_ : kept_)[c >> 6] |= uint64_t{1} << (c & 63);
   }
-  Kind kind_of(uint32_t c) const {
-    if (c < 0x80) return ascii_[c];
-    return c < wide_.size() * 32 ? static_cast<Kind>(wide_[c >> 5] >> (c & 31) * 2 & 3) : other;
+  Kind kind_at(const char* p) const {
+    if (const unsigned char c = static_cast<unsigned char>(*p); c < 0x80) return ascii_[c];
+    if (own_.empty()) return other;
+    return utf8_marked(own_.data(), p) ? own : utf8_marked(kept_.data(), p) ? kept : other;
   }
 
   void reserve(size_t ids) { counts_.assign(ids, 0); }
@@ -113,7 +115,7 @@ class CharSpans {
     return true;
   }
   void leave_unsaid(uint32_t id) { counts_[id] = unsaid; }
-  void tables(auto& io) { io(counts_, wide_); }
+  void tables(auto& io) { io(counts_, kept_, own_); }
   bool known() const { return !counts_.empty(); }
   void forget() { counts_.clear(); }
 
@@ -168,42 +170,40 @@ class CharSpans {
 
   // The same for a text of any characters, whose kinds are looked at one by one.
   bool between_blanks_wide(const int32_t* ids, size_t n, std::string_view text, Align* out) const {
-    const char *p = text.data(), *const end = p + text.size(), *next = p;
+    const char *p = text.data(), *const end = p + text.size();
+    const auto look = [this, end](const char* at) { return at < end ? kind_at(at) : other; };
+    const auto behind = [](const char* at) { return at + utf8_length(static_cast<unsigned char>(*at)); };
     uint32_t at = 0;
-    Kind now = other;
-    const auto look = [&] { now = p < end ? kind_of(utf8_next(next)) : other; };
-    const auto step = [&] {
-      p = next;
-      ++at;
-      look();
-    };
-    look();
+    Kind now = look(p);
     for (size_t i = 0; i < n; ++i) {
       const uint32_t id = static_cast<uint32_t>(ids[i]), before = at;
       if (id >= counts_.size()) return false;
       const uint32_t count = counts_[id];
-      while (now == blank) step();
+      for (; now == blank; ++at) now = look(p = behind(p));
       const bool marked = marked_ && at > before && count != unsaid && (count & begins_marked);
       if (marked && (at > before + 1 || before == 0)) return false;
       out[i].begin = marked ? before : at;
       if (now == own && (!fuses_ || count == unsaid)) {
-        do step();
-        while (fuses_ && now == own);
+        if (fuses_)
+          p = utf8_unmarked(own_.data(), p, end, [&] { ++at; });
+        else
+          p = behind(p), ++at;
+        now = look(p);
       } else {
         if (count == unsaid) return false;
-        for (uint32_t left = count & most; left > 0; --left) {
+        for (uint32_t left = count & most; left > 0; --left, ++at) {
           if (now != kept) return false;
-          step();
+          now = look(p = behind(p));
         }
       }
       out[i].end = std::max(at, out[i].begin + 1);
     }
-    while (now == blank) step();
+    while (now == blank) now = look(p = behind(p));
     return p == end;
   }
 
   TableArray<uint16_t> counts_;
-  TableArray<uint64_t> wide_;  // two bits a character
+  TableArray<uint64_t> kept_, own_;  // sets of utf8_unmarked()
   Of of_ = Of::bytes;
   bool marked_ = false, fuses_ = false;
   std::array<Kind, 128> ascii_{};

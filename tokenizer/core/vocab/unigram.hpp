@@ -55,7 +55,8 @@ class Unigram {
   // False: its trie would be too sparse.
   bool finish_loading(const Vocab& vocab) {
     double least = std::numeric_limits<double>::infinity();
-    in_tokens_.assign(0x10000 / 64, 0);
+    foreign_.assign(0x10000 / 64, UINT64_MAX);
+    foreign_[0] = foreign_[1] = 0;
     std::vector<ByteTrie::Entry> entries;
     for (uint32_t id = 0; id < vocab.end(); ++id) {
       least = std::min(least, score(id));
@@ -63,7 +64,7 @@ class Unigram {
       const std::string_view token = vocab.text(id);
       entries.push_back({token, id});
       for (const char *p = token.data(), *end = p + token.size(); p < end;)
-        if (const uint32_t c = utf8_next(p); c < 0x10000) in_tokens_[c >> 6] |= uint64_t{1} << (c & 63);
+        if (const uint32_t c = utf8_next(p); c < 0x10000) foreign_[c >> 6] &= ~(uint64_t{1} << (c & 63));
     }
     unknown_score_ = std::bit_cast<uint64_t>(least - 10.0);
     fallback_ = vocab.byte_tokens();
@@ -74,10 +75,10 @@ class Unigram {
     return built == ByteTrie::Built::yes;
   }
 
-  void tables(auto& io) { io(trie_, scores_, in_tokens_, fallback_, unknown_score_); }
+  void tables(auto& io) { io(trie_, scores_, foreign_, fallback_, unknown_score_); }
 
   // False: a token may have the character; ASCII and characters of four bytes are not looked at.
-  bool is_foreign(uint32_t c) const { return c >= 0x80 && c < 0x10000 && !(in_tokens_[c >> 6] >> (c & 63) & 1); }
+  bool is_foreign(uint32_t c) const { return c < 0x10000 && foreign_[c >> 6] >> (c & 63) & 1; }
 
   // Calls put(id, begin, end, is_text) for each token of the piece, which is not empty. is_text: the token is
   // unknown, and shown as the text that it stands for.
@@ -92,10 +93,11 @@ class Unigram {
     };
     double sum = 0;
     for (uint32_t begin = 0; begin < n;) {
-      if (const char* p = piece.data() + begin; is_foreign(utf8_next(p))) {
+      const char* const known = utf8_unmarked(foreign_.data(), piece.data() + begin, piece.data() + n,
+                                              [&] { sum += std::bit_cast<double>(unknown_score_); });
+      if (known > piece.data() + begin) {
         if (unknown_from == none) unknown_from = begin;
-        sum += std::bit_cast<double>(unknown_score_);
-        begin = static_cast<uint32_t>(p - piece.data());
+        begin = static_cast<uint32_t>(known - piece.data());
         continue;
       }
       const uint32_t end = settle(piece, begin, sum, s);
@@ -135,11 +137,11 @@ class Unigram {
       return at == reach && at > begin && (at - begin >= settled_from || is_foreign(utf8_at(piece.data() + at)));
     };
     while (at < n && !settled()) {
-      clear_to(std::min<uint32_t>(at + std::max(trie_.deepest(), 4u), n) - begin + 1);
       const double so_far = nodes[at - begin].score;
       const uint32_t character = utf8_length(static_cast<unsigned char>(piece[at]));
       bool single = false;
       const auto offer = [&](uint32_t end, double token_score, uint32_t id) {
+        clear_to(end - begin + 1);
         UnigramScratch::Node& node = nodes[end - begin];
         const double candidate = token_score + so_far;
         if (node.from == none || candidate > node.score) node = {candidate, at, id};
@@ -175,8 +177,8 @@ class Unigram {
   }
 
   ByteTrie trie_;
-  TableArray<uint64_t> scores_;     // bits of doubles, by id
-  TableArray<uint64_t> in_tokens_;  // a bit for each character of at most three bytes
+  TableArray<uint64_t> scores_;   // bits of doubles, by id
+  TableArray<uint64_t> foreign_;  // a set of utf8_unmarked()
   std::array<uint32_t, 256> fallback_{};
   uint64_t unknown_score_ = 0;
 };
