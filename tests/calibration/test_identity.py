@@ -103,6 +103,8 @@ def test_an_answer_is_changed_once_and_in_the_order_of_the_fit(engine: Engine, t
     others = [Calibrator("temperature", {"temperature": 1 + at / 100}, facts={"at": at}) for at in range(60)]
     others.append(Calibrator("temperature", {"temperature": 1.0}))
     assert len({one.apply(first).asked for one in others}) == 60, "facts change nothing"
+    changed = PriorCorrection(("English", "German"), (0.25, 0.75)).apply(first).asked
+    assert changed and changed.changed_by == ("PriorCorrection d925dbb478bca265",), "as later files name it"
     assert after.apply(prior.apply(first)).label == "English"
     uniform = PriorCorrection.content_free(engine, LANGUAGE)
     twice = [(raw, raw.apply(first)), (raw, prior.apply(first)), (prior, raw.apply(first)), (after, first)]

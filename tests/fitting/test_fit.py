@@ -416,6 +416,14 @@ def test_the_report_has_the_accuracy_of_fits_of_fewer_rows(team: FittedQuestion)
     assert [len(bar) for _, *bars, _ in drawn for bar in bars] == [max(1, round(30 * a)) for _, a in points]
 
 
+def test_errors_that_are_as_many_are_in_the_order_of_the_labels(engine: Engine) -> None:
+    texts, labels = labelled(90)
+    labels[:12] = [list(TOPICS)[(at + 1 + at // 3 % 2) % 3] for at in range(12)]
+    report = engine.fit(texts, labels, name="x").report
+    assert report is not None and len({rows for *_, rows in report.confusions}) < len(report.confusions)
+    assert list(report.confusions) == sorted(report.confusions, key=lambda pair: (-pair[2], *pair[:2]))
+
+
 def test_rows_of_another_script_are_counted_and_said(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     texts, labels = labelled(20)
     texts[3], texts[7], texts[11] = "где моя карта w1", "カードはどこですか", "1, 2, 3"
