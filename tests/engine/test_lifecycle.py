@@ -117,6 +117,7 @@ def test_a_loop_that_is_closed_with_requests_in_flight_gives_them_back() -> None
     assert steps.begun == 4, "with the step that was under way, of about 200"
     other = asyncio.run(engine.run(chat(prompt(6, 1), 5)))
     assert list(other.token_ids) == generated(1, 5)
+    assert len(engine._loops) == 1, "a closed loop is not kept"
     engine.engine.close()
     assert is_empty(core)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from prelude import EngineConfig, ExpertConfig
+from prelude.runtime.assembly import make_core
+from prelude.runtime.core import EngineCore
 from tests import toy
 from tests.scheduling.cores import Collect, chat, expected_logprob, last_logprob, post, prompt
 from tests.scheduling.test_pace import Timed
@@ -76,12 +79,8 @@ def test_cached_tokens_are_the_whole_blocks_that_are_known(text: bool, known: in
 
 def deferred(prefix: int, **limits: int) -> tuple[int, int]:
     """Steps that a chat waits for another one which computes the same prefix, and the tokens that both compute."""
-    core = service_core(
-        toy.ToyExecutor(num_blocks=100),
-        step_tokens=256,
-        fold=False,
-        **{"defer_steps": 8, "defer_tokens": 16, **limits},
-    )
+    expert = ExpertConfig(fold=False, **{"defer_steps": 8, "defer_tokens": 16, **limits})
+    core = make_core(EngineCore, toy.ToyExecutor(num_blocks=100), EngineConfig(max_step_tokens=256, expert=expert))
     sink = Collect()
     shared = prompt(prefix, 4)
     leader, peer = (post(core, chat(behind(shared, 3, 10 + i), 3), sink) for i in range(2))
