@@ -83,10 +83,11 @@ def test_generation_is_that_of_the_hf_backend(ours: PreludeLM, theirs: Any) -> N
     assert mine == other and any(mine)
     assert ours.generate_until(asked(("Two boats", {"until": ["e", ""], "max_gen_toks": 8}))) == mine[-1:]
     drawn = {"until": [], "max_gen_toks": 12, "do_sample": True, "temperature": 1.5, "seed": 3, "top_k": 50}
-    ids, sampling = ours.tok_encode("Two boats"), SamplingParams(max_tokens=12, temperature=1.5, seed=3, top_k=50)
-    [mine] = ours.generate_until(asked(("Two boats", drawn)), disable_tqdm=True)
+    sampling = SamplingParams(max_tokens=12, temperature=1.5, seed=3, top_k=50)
     eos = ours.tokenizer.decode([ours.eot_token_id], skip_special_tokens=False)
-    assert mine == ours.engine.complete(ids, sampling).text.partition(eos)[0]
+    for context, ids in (("", [ours.prefix_token_id]), ("Two boats", ours.tok_encode("Two boats"))):
+        [mine] = ours.generate_until(asked((context, drawn)), disable_tqdm=True)
+        assert mine == ours.engine.complete(ids, sampling).text.partition(eos)[0]
     assert mine != ours.generate_until(asked(("Two boats", {"until": [], "max_gen_toks": 12})), disable_tqdm=True)[0]
 
 
