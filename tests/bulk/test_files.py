@@ -138,6 +138,8 @@ def test_a_record_that_is_too_long_is_an_error_of_its_row(
         {"a": "5", "b": "6"},
     ]
     assert rows_of(tmp_path / "last.csv", end.join(lines[:3])) == found[:2] and csv.field_size_limit(before) == 800
+    rows = rows_of(tmp_path / "in.jsonl", b'{"a": 1}\n{"a": "' + long.replace(b"\n", b" ") + b'"}\n{"a": 2}')
+    assert rows == [{"a": 1}, "line 2: longer than 400 bytes", {"a": 2}]
     with pytest.raises(BulkError, match="line 1: the header is too long"):
         rows_of(tmp_path / "header.csv", long + b",b" + end + b"1,2")
 
