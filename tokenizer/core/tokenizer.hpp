@@ -439,13 +439,15 @@ class Tokenizer {
   }
   template <class Sink>
   bool make_between_blanks(std::string_view stretch, uint32_t base, bool align, Scratch& s, Sink& sink) const {
+    const char* const end = stretch.data() + stretch.size();
+    const bool plain = !plain_.empty() && utf8_unmarked(plain_.data(), stretch.data(), end, [] {}) == end;
     s.text.start(stretch, base, align, s.growth);
-    if (!normalizer_.apply_between(*blanks_, s.text, s.pre.normalizer)) return false;
+    if (!plain && !normalizer_.apply_between(*blanks_, s.text, s.pre.normalizer)) return false;
     if (align && s.text.touched() && normalizer_.has_charsmap()) return false;  // it may shift what comes behind
     const std::string_view v = s.text.view();
     if (v.empty()) return true;
     const Piece whole = s.text.slice(0, v.size(), base);
-    if (puts_mark_ && blanks_->has_none(v)) {
+    if (puts_mark_ && (plain || blanks_->has_none(v))) {
       s.word.assign(pre_.mark()).append(v);
       sink.begin(s.text, whole, static_cast<uint32_t>(pre_.mark().size()));
       model_.encode(s.word, s, sink);
@@ -501,7 +503,7 @@ class Tokenizer {
 
   void load(const Json& root);
   void tables(auto& io) {
-    io(model_.vocab, model_.bpe, model_.word_piece, model_.unigram, trims_, special_, token_bytes_, spans_);
+    io(model_.vocab, model_.bpe, model_.word_piece, model_.unigram, trims_, special_, token_bytes_, spans_, plain_);
   }
   void plan();
   void plan_blanks();
@@ -547,6 +549,7 @@ class Tokenizer {
   std::array<bool, 256> strips_behind_{};  // the last bytes of added tokens that take the white space behind them
   WordCaches caches_;
   CharSpans spans_;
+  TableArray<uint64_t> plain_;  // a set of utf8_unmarked(): what no normalizer changes between blanks, and no space
 };
 
 }  // namespace fasttoken

@@ -329,13 +329,15 @@ void Tokenizer::index_wide_spans() {
     const Align all = s.text.align(0);
     return all.begin == 0 && all.end == text.size() ? Kind::kept : Kind::other;
   };
-  for (uint32_t c = 0x80; c < 0x10000; ++c) {
+  plain_.assign(0x10000 / 64, 0);
+  for (uint32_t c = ' ' + 1; c < 0x10000; ++c) {
     if (graphemes().flags(c) & joins_others || c == blanks_->mark || (c >= 0xD800 && c < 0xE000)) continue;
-    std::optional<Kind> one, &kind = normalizer_.goes_by_record(c) ? of_record[u.record(c)] : one;
+    std::optional<Kind> one, &kind = c >= 0x80 && normalizer_.goes_by_record(c) ? of_record[u.record(c)] : one;
     uint32_t becomes = c;
     if (!kind) kind = try_out(c, becomes);
+    if (*kind == Kind::kept && becomes == c) plain_[c >> 6] |= uint64_t{1} << (c & 63);
     const bool own = *kind == Kind::kept && spans_.fuses() && model_.unigram.is_foreign(becomes);
-    spans_.add_wide(c, own ? Kind::own : *kind);
+    if (c >= 0x80) spans_.add_wide(c, own ? Kind::own : *kind);
   }
 }
 

@@ -62,7 +62,8 @@ inline uint32_t utf8_row(const char* p) {
 }
 // The first character from p on that is not in the set, or `end`; calls each() for those before it.
 template <class F>
-const char* utf8_unmarked(const uint64_t* rows, const char* p, const char* end, F&& each) {
+[[gnu::always_inline]] inline const char* utf8_unmarked(const uint64_t* rows, const char* p, const char* end,
+                                                        F&& each) {
   const auto byte = [](const char* at) { return static_cast<unsigned char>(*at); };
   for (;; each()) {
     for (; end - p >= 3; p += 3, each()) {
