@@ -151,8 +151,12 @@ cdef class CoreTokenizer:
     cdef int ids_into(self, object text, cbool special, CallIds& ids) except -1:
         """1 where the ids say where they lie."""
         cdef cbool ascii = isinstance(text, str) and PyUnicode_IS_COMPACT_ASCII(text)
-        cdef string_view view = view_of(text) if ascii else view_during(text, ids)
+        cdef string_view view
         cdef int known
+        if ascii:
+            view = string_view(<const char*> PyUnicode_DATA(text), PyUnicode_GET_LENGTH(text))
+        else:
+            view = view_during(text, ids)
         if view.size() < RELEASE_AT:
             known = self.core.encode_ids(view, special, ids, ascii)
         else:

@@ -43,6 +43,13 @@ cdef extern from *:
       return false;
     }
 
+    // A text and a frame have few ids, for which a call costs more than a loop.
+    inline int32_t* put_ids(int32_t* to, const int32_t* ids, size_t n) {
+      if (n > 8) std::memcpy(to, ids, n * sizeof *ids);
+      for (size_t i = 0; n <= 8 && i < n; ++i) to[i] = ids[i];
+      return to + n;
+    }
+
     inline PyObject* new_of(PyObject* type, PyObject* no_arguments) {
       auto* t = reinterpret_cast<PyTypeObject*>(type);
       return t->tp_new(t, no_arguments, nullptr);
@@ -52,6 +59,7 @@ cdef extern from *:
     """
     object list_of_shared(PyObject** items, uint32_t end, const int32_t* ids, Py_ssize_t n)
     bint any_marked(const char* mask, uint32_t end, const int32_t* ids, Py_ssize_t n)
+    int32_t* put_ids(int32_t* to, const int32_t* ids, size_t n)
     object new_of(PyObject* type, PyObject* no_arguments)
 
 cdef extern from "memory/scratch_vector.hpp" namespace "fasttoken":
@@ -92,12 +100,14 @@ cdef class FreshEncoding:
     cdef bint pads_left
     cdef bint was_read  # a column, by encoding the text again
 
-    cdef int32_t* data(self):
+    @cython.final
+    cdef inline int32_t* data(self) noexcept:
         if self.raw is None:
             return self.few
         return <int32_t*> PyBytes_AS_STRING(self.raw)
 
-    cdef int32_t* room(self, Py_ssize_t count) except NULL:
+    @cython.final
+    cdef inline int32_t* room(self, Py_ssize_t count) except NULL:
         """Where its ids are written."""
         self.count = count
         if count > FEW:
@@ -263,15 +273,19 @@ cdef class EncodeEntry:
         self._truncation, self._padding = other._truncation, other._padding
         self._encode_special = other._encode_special
 
-    cdef RowFrames frame_of(self, bint special):
+    @cython.final
+    cdef inline RowFrames frame_of(self, bint special):
         """The frame around one text; None if more than that is put around it."""
         cdef RowFrames frame = self.special if special else self.plain
         return frame if frame is not None and frame.is_frame else None
 
-    cdef RowFrames frame_for(self, bint special):
+    @cython.final
+    cdef inline RowFrames frame_for(self, bint special):
         """The same; None also if truncation or padding is asked for."""
         return self.frame_of(special) if self._truncation is None and self._padding is None else None
 
+    @cython.final
+    @cython.nonecheck(False)
     cdef FreshEncoding fresh(self, RowFrames frame, object text, cbool parse_special, bint bare):
         cdef CallIds ids
         cdef bint placed = self.native.ids_into(text, parse_special, ids)

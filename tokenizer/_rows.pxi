@@ -101,19 +101,14 @@ cdef class RowFrames:
             self.types_before, self.type_id, self.types_after = types[:at], types[at], types[at + 1 :]
             self.tokens_before, self.tokens_after = single.tokens[:at], single.tokens[at + 1 :]
 
-    cdef size_t around(self, size_t n):
+    cdef inline size_t around(self, size_t n) noexcept:
         return self.before.size() + n + self.after.size()
 
-    cdef int put(self, int32_t* to, const CallIds& ids) except -1:
+    cdef inline void put(self, int32_t* to, const CallIds& ids) noexcept:
         """The ids of a text and of its frame; there is room for all of them."""
-        cdef size_t before = self.before.size(), after = self.after.size(), n = ids.size()
-        if before:
-            memcpy(to, self.before.data(), before * 4)
-        if n:
-            memcpy(to + before, ids.data(), n * 4)
-        if after:
-            memcpy(to + before + n, self.after.data(), after * 4)
-        return 0
+        to = put_ids(to, self.before.data(), self.before.size())
+        to = put_ids(to, ids.data(), ids.size())
+        put_ids(to, self.after.data(), self.after.size())
 
     cdef cnp.ndarray array(self, const CallIds& ids):
         cdef cnp.npy_intp shape = self.around(ids.size())

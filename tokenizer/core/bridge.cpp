@@ -15,16 +15,17 @@ namespace {
 // size, is given back.
 class ScratchFor {
  public:
-  explicit ScratchFor(size_t text) : text_(text) {}
+  explicit ScratchFor(size_t text) : text_(text), scratch_(Tokenizer::scratch()) {}
   ScratchFor(const ScratchFor&) = delete;
   ~ScratchFor() {
-    if (text_ > long_text) Tokenizer::scratch() = Scratch();
+    if (text_ > long_text) scratch_ = Scratch();
   }
-  Scratch& get() { return Tokenizer::scratch(); }
+  Scratch& get() { return scratch_; }
 
  private:
   static constexpr size_t long_text = size_t{1} << 18;
   size_t text_;
+  Scratch& scratch_;
 };
 
 template <class T>

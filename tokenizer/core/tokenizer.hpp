@@ -50,7 +50,8 @@ class Tokenizer {
     return at == sections_.end() ? nullptr : &at->second;
   }
 
-  static Scratch& scratch() {
+  // Not inlined: compilers would ask for the thread's address again and again.
+  [[gnu::noinline]] static Scratch& scratch() {
     static thread_local Scratch s;
     return s;
   }
@@ -285,6 +286,7 @@ class Tokenizer {
     if constexpr (std::is_same_v<Sink, IdSink>)
       if (marks_ && marks_->only_at_start() && text.find(Bpe::mark) == std::string_view::npos)
         return stretches(text, parse_special, s, sink);
+    if (!text.empty() && !raw_.may_be_in(text)) return segment(text, 0, parse_special, s, align, sink);
     split_added(
         text, raw_, added_.tokens, parse_special,
         [&](uint32_t begin, uint32_t end) {

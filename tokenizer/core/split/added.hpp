@@ -46,6 +46,12 @@ class AddedMatcher {
   }
 
   bool empty() const { return firsts_.empty(); }
+  // False: a text, which is short, has none of the first bytes.
+  bool may_be_in(std::string_view text) const {
+    bool any = text.size() > 16;
+    for (size_t i = 0; !any && i < text.size(); ++i) any = begins_[static_cast<unsigned char>(text[i])];
+    return any;
+  }
 
   // The search in one text.
   class Search {
