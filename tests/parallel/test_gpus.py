@@ -113,6 +113,7 @@ def test_the_time_limit_of_a_step() -> None:
     with limit.of("a step", ranks.limit):
         until(lambda: ranks.lost is not None)
     assert "waiting for the GPU: TimeoutError: a step did not end within 0.01 s" in str(ranks.lost)
+    assert "sending: ValueError: ValueError)" in str(RankGroup(0, 2, False, 0.01).lose(ValueError(), "sending"))
 
 
 def test_a_torch_without_nccl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
