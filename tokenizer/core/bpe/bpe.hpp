@@ -20,6 +20,7 @@
 #include "bpe/longest_match.hpp"
 #include "bpe/merge_batch.hpp"
 #include "bpe/merging.hpp"
+#include "bpe/pair_validity.hpp"
 #include "cache/word_table.hpp"
 #include "text/utf8.hpp"
 #include "vocab/vocab.hpp"
@@ -225,43 +226,44 @@ class Bpe {
   }
 
   void index_characters(const Vocab& vocab) {
-    for (uint32_t id = 0; id < vocab.end(); ++id) {
-      if (!vocab.has(id)) continue;
-      std::string_view t = vocab.text(id);
-      if (t.empty() || utf8_length(static_cast<unsigned char>(t[0])) != t.size()) continue;
-      characters_.set(utf8_at(t.data()), id);
-    }
+    for (uint32_t id = 0; id < vocab.end(); ++id)
+      if (is_character(vocab, id)) characters_.set(utf8_at(vocab.text(id).data()), id);
+  }
+  static bool is_character(const Vocab& vocab, uint32_t id) {
+    if (!vocab.has(id)) return false;
+    const std::string_view t = vocab.text(id);
+    return !t.empty() && utf8_length(static_cast<unsigned char>(t[0])) == t.size();
   }
 
+  // Words that are surely one token go into the tables as they are; the others are merged for it, many together.
   void index_words(const Vocab& vocab) {
     const bool cuts = joins_.built();
     if (config.ignore_merges) words_.reserve(vocab.size(), vocab.size() * 8);
     std::vector<WordTable::Word> short_words, spaced_words;
-    const auto add = [](std::vector<WordTable::Word>& to, std::string_view word, uint32_t id) {
-      if (word.size() <= WordTable::longest) to.push_back({WordKey::of(word.data(), word.size()), id});
+    short_words.reserve(vocab.size());
+    if (cuts) spaced_words.reserve(vocab.size());
+    const auto add = [&](std::string_view word, uint32_t id) {
+      if (word.size() <= WordTable::longest) short_words.push_back({WordKey::of(word.data(), word.size()), id});
+      std::array<char, WordTable::longest> room;
+      if (size_t n = cuts && word.find(' ') == word.npos ? spaced(word, room) : 0)
+        spaced_words.push_back({WordKey::of(room.data(), n), id});
     };
-    std::string bytes, text;
-    BpeScratch s;
-    // Words and the one token of each, or its number in the batch: of those that are to be merged for it, many
-    // together.
+    PairValidity of_characters;
+    if (!bytes_ && plain_ && !config.ignore_merges)
+      of_characters.build(merges, in_order, vocab.end(), [&](uint32_t id) { return is_character(vocab, id); });
     struct Word {
       size_t from, size;
-      uint32_t id;
-      size_t merged;
     };
-    constexpr size_t known = SIZE_MAX, enough = 256;
+    constexpr size_t enough = 256;
     std::vector<Word> words;
+    std::string room, text;
+    BpeScratch s;
     MergeBatch batch;
     const MergeWords merge = batch_merger(best_isa());
     auto add_words = [&] {
       merge(merges, batch);
-      for (const Word& word : words) {
-        if (word.merged != known && batch[word.merged].size() != 1) continue;
-        uint32_t only = word.merged == known ? word.id : batch[word.merged][0].id;
-        std::string_view t = std::string_view(text).substr(word.from, word.size);
-        add(short_words, t, only);
-        if (cuts && t.find(' ') == t.npos) add(spaced_words, spaced(t), only);
-      }
+      for (size_t i = 0; i < words.size(); ++i)
+        if (batch[i].size() == 1) add(std::string_view(text).substr(words[i].from, words[i].size), batch[i][0].id);
       words.clear();
       text.clear();
       batch.clear();
@@ -270,29 +272,30 @@ class Bpe {
       if (!vocab.has(id)) continue;
       std::string_view t = vocab.text(id);
       if (bytes_) {
-        bytes.clear();
-        if (!byte_level_decode(t, bytes)) continue;
-        t = bytes;
+        const auto bytes = byte_level_decode(t, room);
+        if (!bytes) continue;
+        t = *bytes;
       }
       if (t.empty()) continue;
       if (config.ignore_merges) {
-        add(short_words, t, id);
+        add(t, id);
         if (t.size() > WordTable::longest) words_.add(t, id);
         continue;
       }
-      if ((cuts ? spaced(t) : std::string(t)).size() > WordTable::longest) continue;
-      if (cuts && joins_.first_cut(t, false) != t.size()) continue;
       if (config.wants_unknown && !config.unknown) continue;
-      Word word{text.size(), t.size(), id, known};
-      if (!longest_match_.known(id)) {
-        first_symbols(vocab, t, s);
-        size_t length = 0;
-        for (const Symbol& symbol : s.symbols) length += symbol.length;
-        if (length != t.size() || s.symbols.size() > MergeBatch::longest) continue;
-        word.merged = batch.size();
-        batch.add(s.symbols.size(), [&](size_t i) { return s.symbols[i].id; });
+      if (longest_match_.known(id) || of_characters.known(id)) {
+        add(t, id);  // there is no cut within it, since a merge made it
+        continue;
       }
-      words.push_back(word);
+      std::array<char, WordTable::longest> spaces;
+      if (cuts ? spaced(t, spaces) == 0 || joins_.first_cut(t, false) != t.size() : t.size() > WordTable::longest)
+        continue;
+      first_symbols(vocab, t, s);
+      size_t length = 0;
+      for (const Symbol& symbol : s.symbols) length += symbol.length;
+      if (length != t.size() || s.symbols.size() > MergeBatch::longest) continue;
+      batch.add(s.symbols.size(), [&](size_t i) { return s.symbols[i].id; });
+      words.push_back({text.size(), t.size()});
       text += t;
       if (words.size() == enough) add_words();
     }
@@ -301,14 +304,16 @@ class Bpe {
     if (cuts) spaced_words_.build(spaced_words, vocab.end());
   }
 
-  static std::string spaced(std::string_view text) {
-    std::string out;
-    for (size_t i = 0; i < text.size();) {
-      bool is_mark = text.substr(i, mark.size()) == mark;
-      out += is_mark ? ' ' : text[i];
+  // The text with a space in the place of each U+2581, and its size; 0 if it is too long.
+  static size_t spaced(std::string_view text, std::array<char, WordTable::longest>& out) {
+    size_t n = 0;
+    for (size_t i = 0; i < text.size(); ++n) {
+      if (n == out.size()) return 0;
+      const bool is_mark = text[i] == mark[0] && text.substr(i, mark.size()) == mark;
+      out[n] = is_mark ? ' ' : text[i];
       i += is_mark ? mark.size() : 1;
     }
-    return out;
+    return n;
   }
 
   uint32_t find_first(const Vocab& vocab, std::string_view text, int variant, BpeScratch& s) const {

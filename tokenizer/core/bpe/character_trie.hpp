@@ -169,8 +169,10 @@ class CharacterTrie {
   static bool whole_characters(const Vocab& vocab, uint32_t id, std::string& bytes) {
     std::string_view name = vocab.text(id), blank = "\xC4\xA0";  // a blank's name, beside which most are ASCII
     if (is_ascii(name.starts_with(blank) ? name.substr(blank.size()) : name)) return false;
-    bytes.clear();
-    return byte_level_decode(name, bytes) && !is_ascii(bytes) && utf8_invalid_at(bytes) == std::string_view::npos;
+    const auto decoded = byte_level_decode(name, bytes);
+    if (!decoded || is_ascii(*decoded) || utf8_invalid_at(*decoded) != std::string_view::npos) return false;
+    bytes.resize(decoded->size());
+    return true;
   }
   // Behind the first character only those of scripts of their own, or a blank and one character: few enough to be
   // kept.

@@ -173,8 +173,7 @@ class WordTable {
     WordKey key;
     uint32_t id;
   };
-  // Of words of 1 to 15 bytes with ids below `end`. The same word again takes the new id; those that come first are
-  // found fastest.
+  // Of different words of 1 to 15 bytes, with ids below `end`; those that come first are found fastest.
   void build(const std::vector<Word>& words, uint32_t end) {
     bits_ = std::max({1, static_cast<int>(std::bit_width(words.size() / 12)),
                       static_cast<int>(std::bit_width(end)) - spare_bits + 1});
@@ -186,7 +185,8 @@ class WordTable {
       size_t n = 0;
       for (; n < words.size(); ++n) {
         if (n + ahead < words.size()) at.fetch(at.place(words[n + ahead].key).line);
-        if (!add(words[n].key, words[n].id)) break;
+        const Place p = at.place(words[n].key);
+        if (!put(p.line, p.wide, {p.low, p.rest | (words[n].id + 1)})) break;
       }
       if (n == words.size()) return;
     }
@@ -213,21 +213,8 @@ class WordTable {
     return false;
   }
 
-  // False: there is no room for it.
-  bool add(const WordKey& key, uint32_t id) {
-    const Probe at = probe();
-    const Place p = at.place(key), second = at.second(p);
-    const uint64_t ids = (uint64_t{1} << at.id_bits()) - 1;
-    for (const Place& one : {p, second})
-      for (size_t i = p.wide ? 4 : 0; i < 8; ++i) {
-        uint64_t& said = lines_[one.line].at[i];
-        if (said == 0 || (said & ~ids) != one.rest || (p.wide && lines_[one.line].at[i - 4] != p.low)) continue;
-        said = one.rest | (id + 1);
-        return true;
-      }
-    return put(p.line, p.wide, {p.low, p.rest | (id + 1)});
-  }
   // Into the line, or the entry's other one; where both are full one of the entries there has to go to its own other.
+  // False: there is no room for it.
   bool put(uint32_t number, bool wide, Entry entry) {
     constexpr size_t most_moved = 256;
     for (size_t moved = 0; moved < most_moved; ++moved) {

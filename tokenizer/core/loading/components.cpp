@@ -240,9 +240,8 @@ void Decoder::read_metaspace(const Json& json, Step& step) {
 void Decoder::apply(const Step& step, Tokens& tokens, RegexScratch& scratch, Growth& growth) const {
   switch (step.kind) {
     case Kind::byte_level: {
-      std::string bytes, text;
-      for (const std::string& t : tokens)
-        if (!byte_level_decode(t, bytes)) bytes += t;
+      std::string bytes, text, room;
+      for (const std::string& t : tokens) bytes += byte_level_decode(t, room).value_or(t);
       utf8_append_lossy(text, bytes);
       tokens.assign(1, text);
       break;

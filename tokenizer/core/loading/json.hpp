@@ -1,12 +1,14 @@
-// A JSON document as one flat tape of values, each followed by its items; `skip` of a container is the index past its
-// last one. The file's bytes outlive the document: strings point into them unless they held escapes. The text is
-// valid UTF-8, at most 128 levels deep, and numbers keep their text: the reader of one decides its type.
+// A JSON document as one flat tape of values, each followed by its items. The file's bytes outlive the document: a
+// value is a place in them, and so is its text unless it is a string with escapes. Strings are valid UTF-8,
+// containers at most 128 levels deep, and numbers keep their text: the reader of one decides its type.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <optional>
 #include <string>
@@ -20,127 +22,138 @@ namespace fasttoken {
 
 enum class JsonKind : uint8_t { null, boolean, number, string, array, object };
 
-struct JsonValue {
-  JsonKind kind;
-  bool truth;
-  uint32_t count;      // of a container: how many values (pairs in an object)
-  uint32_t skip;       // of a container: index past its end
-  uint32_t begin;      // where the value starts in the file
-  std::string_view s;  // of a string: its text; of a number: its digits
-};
-
 class JsonDocument {
  public:
-  explicit JsonDocument(std::string_view file) : text_(file) {
-    size_t bad = utf8_invalid_at(file);
-    if (bad != std::string_view::npos) fail(bad, "not valid UTF-8");
-    if (file.size() > UINT32_MAX - 16) fail(0, "larger than 4 GB");
+  explicit JsonDocument(std::string_view file) : text_(file), at_(file.data()), end_(at_ + file.size()) {
+    if (file.size() > UINT32_MAX - 16) fail("larger than 4 GB");
     tape_.reserve(file.size() / 12 + 16);
-    ends_.reserve(file.size() / 12 + 16);
     value(0);
     space();
-    if (at_ != text_.size()) fail(at_, "something follows the document");
+    if (at_ != end_) fail("something follows the document");
   }
   JsonDocument(const JsonDocument&) = delete;
   JsonDocument& operator=(const JsonDocument&) = delete;
 
-  const JsonValue& operator[](uint32_t at) const { return tape_[at]; }
-  uint32_t past(uint32_t at) const { return tape_[at].kind >= JsonKind::array ? tape_[at].skip : at + 1; }
+  JsonKind kind(uint32_t at) const {
+    const char c = text_[tape_[at].begin];
+    if (c == '"') return JsonKind::string;
+    if (c == '{' || c == '[') return c == '{' ? JsonKind::object : JsonKind::array;
+    return c == 'n' ? JsonKind::null : c == 't' || c == 'f' ? JsonKind::boolean : JsonKind::number;
+  }
+  // Of a container: how many values (pairs in an object).
+  uint32_t count(uint32_t at) const { return tape_[at].count; }
+  uint32_t past(uint32_t at) const { return tape_[at].skip ? tape_[at].skip : at + 1; }
   // The source text of a value.
   std::string_view source(uint32_t at) const {
-    uint32_t begin = tape_[at].begin;
-    return text_.substr(begin, ends_.at(at) - begin);
+    const Value& v = tape_[at];
+    return {text_.data() + v.begin, v.end - v.begin};
+  }
+  // Of a string.
+  std::string_view string(uint32_t at) const {
+    const Value& v = tape_[at];
+    if (v.count) return owned_[v.count - 1];
+    return {text_.data() + v.begin + 1, v.end - v.begin - 2};
   }
 
  private:
-  [[noreturn]] void fail(size_t at, const std::string& what) const {
-    const std::string_view before = text_.substr(0, at);
+  struct Value {
+    uint32_t begin, end;  // in the file
+    uint32_t count;       // of a string with escapes: its number among those, from 1
+    uint32_t skip;        // of a container: index past its end
+  };
+
+  [[noreturn]] void fail(const std::string& what, size_t back = 0) const {
+    const std::string_view before = text_.substr(0, static_cast<size_t>(at_ - text_.data()) - back);
     const auto line = std::count(before.begin(), before.end(), '\n') + 1;
     const size_t column = before.size() - (before.rfind('\n') + 1) + 1;  // npos + 1 is 0
     throw FileError("line " + std::to_string(line) + " column " + std::to_string(column), what);
   }
 
+  static constexpr uint64_t each_byte = 0x0101010101010101u, high_bits = each_byte << 7;
+  // Eight bytes, the first one the lowest.
+  static uint64_t eight(const char* p) {
+    uint64_t word;
+    std::memcpy(&word, p, 8);
+    return std::endian::native == std::endian::big ? __builtin_bswap64(word) : word;
+  }
+
   void space() {
-    while (at_ < text_.size() &&
-           (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\r' || text_[at_] == '\t'))
-      ++at_;
+    const char* p = at_;
+    for (; p < end_ && (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t'); ++p)
+      for (; end_ - p > 8; p += 8)  // lines are indented
+        if (const uint64_t others = eight(p + 1) ^ each_byte * ' ') {
+          p += std::countr_zero(others) / 8;
+          break;
+        }
+    at_ = p;
   }
 
   char peek() {
     space();
-    return at_ < text_.size() ? text_[at_] : '\0';
+    return at_ < end_ ? *at_ : '\0';
   }
 
   void value(size_t depth) {
     const char c = peek();
-    if (at_ >= text_.size()) fail(at_, "the file ends too early");
+    if (c == '"') return string();
+    if (at_ == end_) fail("the file ends too early");
     if (c != '{' && c != '[') return scalar(c);
-    if (depth >= 128) fail(at_, "nested deeper than 128 levels");
+    if (depth >= 128) fail("nested deeper than 128 levels");
     const bool object = c == '{';
     const char close = object ? '}' : ']';
     const size_t place = tape_.size();
-    push(object ? JsonKind::object : JsonKind::array, at_++);
+    push(at_++);
     uint32_t count = 0;
     for (; count == 0 ? peek() != close : more(object, close); ++count) {
       if (object) key();
       value(depth + 1);
     }
     ++at_;
-    tape_[place].count = count;
-    tape_[place].skip = static_cast<uint32_t>(tape_.size());
-    ends_[place] = static_cast<uint32_t>(at_);
+    tape_[place] = {tape_[place].begin, offset(at_), count, static_cast<uint32_t>(tape_.size())};
   }
 
   // Behind a value of a container: whether another one follows.
   bool more(bool object, char close) {
     const char c = peek();
     if (c == close) return false;
-    if (at_ >= text_.size()) fail(at_, "the file ends too early");
-    if (c != ',') fail(at_, object ? "expected , or }" : "expected , or ]");
+    if (at_ == end_) fail("the file ends too early");
+    if (c != ',') fail(object ? "expected , or }" : "expected , or ]");
     ++at_;
-    if (peek() == close)
-      fail(at_, object ? "a comma before the end of an object" : "a comma before the end of an array");
+    if (peek() == close) fail(object ? "a comma before the end of an object" : "a comma before the end of an array");
     return true;
   }
 
-  void push(JsonKind kind, size_t begin, std::string_view s = {}, bool truth = false) {
-    tape_.push_back({kind, truth, 0, 0, static_cast<uint32_t>(begin), s});
-    ends_.push_back(static_cast<uint32_t>(at_));
+  uint32_t offset(const char* p) const { return static_cast<uint32_t>(p - text_.data()); }
+  // A value that ends here.
+  void push(const char* begin, size_t number = 0) {
+    tape_.push_back({offset(begin), offset(at_), static_cast<uint32_t>(number), 0});
   }
 
   void key() {
-    if (peek() != '"') fail(at_, "expected a key");
+    if (peek() != '"') fail("expected a key");
     string();
-    if (peek() != ':') fail(at_, "expected :");
+    if (peek() != ':') fail("expected :");
     ++at_;
   }
 
   void scalar(char c) {
-    if (c == '"') return string();
-    size_t begin = at_;
-    if (c == '-' || (c >= '0' && c <= '9')) return number();
+    if (c == '-' || is_digit()) return number();
     for (std::string_view word : {"null", "true", "false"}) {
-      if (text_.substr(at_, word.size()) == word) {
-        at_ += word.size();
-        push(word == "null" ? JsonKind::null : JsonKind::boolean, begin, {}, word == "true");
-        return;
-      }
+      if (static_cast<size_t>(end_ - at_) < word.size() || !std::equal(word.begin(), word.end(), at_)) continue;
+      at_ += word.size();
+      return push(at_ - word.size());
     }
-    fail(at_, "expected a value");
+    fail("expected a value");
   }
 
-  bool take(std::string_view any) {
-    for (char c : any)
-      if (at_ < text_.size() && text_[at_] == c) return ++at_;
-    return false;
-  }
+  bool is_digit() const { return at_ < end_ && *at_ >= '0' && *at_ <= '9'; }
+  bool take(std::string_view any) { return at_ < end_ && any.find(*at_) != any.npos && ++at_; }
   void digits() {
-    const size_t from = at_;
-    while (at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9') ++at_;
-    if (at_ == from) fail(at_, "expected a digit");
+    if (!is_digit()) fail("expected a digit");
+    while (is_digit()) ++at_;
   }
   void number() {
-    size_t begin = at_;
+    const char* const begin = at_;
     take("-");
     if (!take("0")) digits();
     if (take(".")) digits();
@@ -148,66 +161,95 @@ class JsonDocument {
       take("+-");
       digits();
     }
-    push(JsonKind::number, begin, text_.substr(begin, at_ - begin));
+    push(begin);
   }
 
   uint32_t hex4() {
-    if (at_ + 4 > text_.size()) fail(at_, "the file ends too early");
+    if (end_ - at_ < 4) fail("the file ends too early");
     uint32_t value = 0;
     for (int i = 0; i < 4; ++i) {
-      const int digit = hex_digit(text_[at_++]);
-      if (digit < 0) fail(at_ - 1, "not a hexadecimal digit");
+      const int digit = hex_digit(*at_++);
+      if (digit < 0) fail("not a hexadecimal digit", 1);
       value = value << 4 | static_cast<uint32_t>(digit);
     }
     return value;
   }
 
   void string() {
-    const size_t begin = at_++;
+    const char* const begin = at_++;
     std::string* made = nullptr;  // of one with escapes
-    for (size_t from = at_;; from = at_) {
-      while (at_ < text_.size() && text_[at_] != '"' && text_[at_] != '\\' &&
-             static_cast<unsigned char>(text_[at_]) >= 0x20)
-        ++at_;
-      if (at_ >= text_.size()) fail(at_, "a string does not end");
-      const std::string_view plain = text_.substr(from, at_ - from);
-      const char c = text_[at_++];
-      if (made) made->append(plain);
-      if (c == '"') return push(JsonKind::string, begin, made ? std::string_view(*made) : plain);
-      if (c != '\\') fail(at_ - 1, "a control character in a string");
-      if (!made) made = &owned_.emplace_back(plain);
+    for (;;) {
+      const std::string_view part = plain();
+      if (at_ == end_) fail("a string does not end");
+      const char c = *at_++;
+      if (made) made->append(part);
+      if (c == '"') return push(begin, made ? owned_.size() : 0);
+      if (c != '\\') fail("a control character in a string", 1);
+      if (!made) made = &owned_.emplace_back(part);
       escape(*made);
     }
   }
 
+  // The part of a string up to its end, an escape, or a character that may not stand in one.
+  std::string_view plain() {
+    const char *const from = at_, *p = from;
+    uint64_t bytes = 0;  // all of them, one on the other
+    for (;; p += 8) {
+      if (end_ - p < 8) {
+        for (; p < end_ && *p != '"' && *p != '\\' && static_cast<unsigned char>(*p) >= 0x20; ++p)
+          bytes |= static_cast<unsigned char>(*p);
+        break;
+      }
+      // The lowest bit that is set is the highest of the first byte that ends it; what is above means nothing.
+      const uint64_t word = eight(p), quotes = word ^ each_byte * '"', escapes = word ^ each_byte * '\\';
+      const uint64_t ends = (((quotes - each_byte) & ~quotes) | ((escapes - each_byte) & ~escapes) |
+                             ((word - each_byte * 0x20) & ~word)) &
+                            high_bits;
+      if (ends) {
+        bytes |= word & (ends ^ (ends - 1)) >> 1;
+        p += std::countr_zero(ends) / 8;
+        break;
+      }
+      bytes |= word;
+    }
+    const std::string_view found(from, static_cast<size_t>(p - from));
+    if (bytes & high_bits)
+      if (const size_t bad = utf8_invalid_at(found); bad != found.npos) {
+        at_ += bad;
+        fail("not valid UTF-8");
+      }
+    at_ = p;
+    return found;
+  }
+
   void escape(std::string& out) {
-    if (at_ >= text_.size()) fail(at_, "a string does not end");
-    char c = text_[at_++];
+    if (at_ == end_) fail("a string does not end");
+    char c = *at_++;
     static constexpr std::string_view from = "\"\\/bfnrt", to = "\"\\/\b\f\n\r\t";
     if (size_t i = from.find(c); i != std::string_view::npos) {
       out += to[i];
       return;
     }
-    if (c != 'u') fail(at_ - 1, "an unknown escape");
-    size_t where = at_ - 2;
+    if (c != 'u') fail("an unknown escape", 1);
+    const char* const where = at_ - 2;
+    const auto lone = [&] { fail("a lone surrogate", static_cast<size_t>(at_ - where)); };
     uint32_t code = hex4();
     if (code >= 0xD800 && code < 0xDC00) {
-      if (text_.substr(at_, 2) != "\\u") fail(where, "a lone surrogate");
+      if (end_ - at_ < 2 || at_[0] != '\\' || at_[1] != 'u') lone();
       at_ += 2;
       uint32_t low = hex4();
-      if (low < 0xDC00 || low > 0xDFFF) fail(where, "a lone surrogate");
+      if (low < 0xDC00 || low > 0xDFFF) lone();
       code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
     } else if (code >= 0xDC00 && code < 0xE000) {
-      fail(where, "a lone surrogate");
+      lone();
     }
     utf8_append(out, code);
   }
 
   std::string_view text_;
-  size_t at_ = 0;
-  std::vector<JsonValue> tape_;
-  std::vector<uint32_t> ends_;
-  std::deque<std::string> owned_;  // deque: growth moves no string
+  const char *at_, *end_;
+  std::vector<Value> tape_;
+  std::deque<std::string> owned_;  // of strings with escapes; deque: growth moves no string
 };
 
 // A place in a document together with its path, for readers that name the place of an error.
@@ -217,27 +259,27 @@ class Json {
       : doc_(&document), at_(at), path_(std::move(path)) {}
 
   const std::string& path() const { return path_; }
-  JsonKind kind() const { return value().kind; }
+  JsonKind kind() const { return doc_->kind(at_); }
   bool is_null() const { return kind() == JsonKind::null; }
-  uint32_t size() const { return value().count; }
+  uint32_t size() const { return doc_->count(at_); }
   std::string_view source() const { return doc_->source(at_); }
 
   [[noreturn]] void fail(const std::string& what) const { throw FileError(path_, what); }
 
   std::string_view string() const {
     if (kind() != JsonKind::string) fail("expected a string");
-    return value().s;
+    return doc_->string(at_);
   }
   bool boolean() const {
     if (kind() != JsonKind::boolean) fail("expected true or false");
-    return value().truth;
+    return source() == "true";
   }
   uint64_t integer() const {
     if (kind() != JsonKind::number) fail("expected a number");
     uint64_t out = 0;
-    for (char c : value().s) {
+    for (char c : source()) {
       if (c < '0' || c > '9' || out > UINT64_MAX / 10 - 1)
-        fail("expected a whole number that is not negative, not " + std::string(value().s));
+        fail("expected a whole number that is not negative, not " + std::string(source()));
       out = out * 10 + static_cast<uint64_t>(c - '0');
     }
     return out;
@@ -250,11 +292,10 @@ class Json {
 
   std::optional<Json> find(std::string_view key) const {
     if (kind() != JsonKind::object) fail("expected an object");
-    std::optional<Json> found;
-    each_pair([&](std::string_view name, const Json& v) {
-      if (name == key) found = v;
-    });
-    return found;
+    uint32_t found = 0;
+    for (uint32_t i = 0, at = first(); i < size(); ++i, at = doc_->past(at + 1))
+      if (doc_->string(at) == key) found = at;
+    return found ? std::optional(member(found)) : std::nullopt;
   }
   // Absent and null are the same here, as they are to the readers of this format.
   std::optional<Json> get(std::string_view key) const {
@@ -281,12 +322,7 @@ class Json {
   template <class F>
   void each_pair(F&& f) const {
     if (kind() != JsonKind::object) fail("expected an object");
-    uint32_t at = at_ + 1, n = size();
-    for (uint32_t i = 0; i < n; ++i) {
-      std::string_view name = (*doc_)[at].s;
-      f(name, Json(*doc_, at + 1, path_.empty() ? std::string(name) : path_ + "." + std::string(name)));
-      at = doc_->past(at + 1);
-    }
+    for (uint32_t i = 0, at = first(); i < size(); ++i, at = doc_->past(at + 1)) f(doc_->string(at), member(at));
   }
 
   // For long lists, without a path for each entry: index of the first entry, and steps from it.
@@ -294,7 +330,11 @@ class Json {
   const JsonDocument& document() const { return *doc_; }
 
  private:
-  const JsonValue& value() const { return (*doc_)[at_]; }
+  // That of the key at this index.
+  Json member(uint32_t at) const {
+    const std::string name(doc_->string(at));
+    return {*doc_, at + 1, path_.empty() ? name : path_ + "." + name};
+  }
   const JsonDocument* doc_;
   uint32_t at_;
   std::string path_;

@@ -52,7 +52,7 @@ class ModelReader {
     std::string out = "{\"type\":\"" + kind() + "\",\"vocab\":{},\"merges\":[]";
     const JsonDocument& doc = json_.document();
     for (uint32_t i = 0, at = json_.first(); i < json_.size(); ++i, at = doc.past(at + 1))
-      if (std::string_view name = doc[at].s; name != "type" && name != "vocab" && name != "merges")
+      if (std::string_view name = doc.string(at); name != "type" && name != "vocab" && name != "merges")
         out.append(",").append(doc.source(at)).append(":").append(doc.source(at + 1));
     return out + "}";
   }
@@ -74,8 +74,8 @@ class ModelReader {
     uint32_t n = vocab.size(), at = vocab.first();
     size_t bytes = 0;
     for (uint32_t i = 0; i < n; ++i, at += 2) {
-      bytes += doc[at].s.size();
-      if (doc[at + 1].kind != JsonKind::number) fail(vocab, doc[at].s, "expected an id");
+      bytes += doc.string(at).size();
+      if (doc.kind(at + 1) != JsonKind::number) fail(vocab, doc.string(at), "expected an id");
     }
     if (bytes >= UINT32_MAX) vocab.fail("more than 4 GB of tokens");
     model_.vocab.reserve(n, bytes);
@@ -84,23 +84,23 @@ class ModelReader {
     at = vocab.first();
     constexpr uint32_t ahead = 8;
     for (uint32_t i = 0; i < n; ++i, at += 2) {
-      if (i + ahead < n) model_.vocab.prefetch(doc[at + 2 * ahead].s);
-      std::string_view digits = doc[at + 1].s;
+      if (i + ahead < n) model_.vocab.prefetch(doc.string(at + 2 * ahead));
+      std::string_view token = doc.string(at), digits = doc.source(at + 1);
       uint64_t id = 0;
       for (char c : digits) {
-        if (c < '0' || c > '9') fail(vocab, doc[at].s, "not an id: " + std::string(digits));
+        if (c < '0' || c > '9') fail(vocab, token, "not an id: " + std::string(digits));
         id = id * 10 + static_cast<uint64_t>(c - '0');
-        if (id > UINT32_MAX) fail(vocab, doc[at].s, "an id of more than 32 bits");
+        if (id > UINT32_MAX) fail(vocab, token, "an id of more than 32 bits");
       }
       if (id >= most)
-        fail(vocab, doc[at].s,
+        fail(vocab, token,
              "the id " + std::string(digits) + ", of " + std::to_string(n) + " tokens; ids are taken below " +
                  std::to_string(most));
-      if (id >= limit) throw Unsupported("very sparse token ids", entry(vocab, doc[at].s));
+      if (id >= limit) throw Unsupported("very sparse token ids", entry(vocab, token));
       uint32_t small = static_cast<uint32_t>(id);
-      if (model_.vocab.has(small) && model_.vocab.text(small) != doc[at].s)
-        throw Unsupported("two tokens with one id", entry(vocab, doc[at].s));
-      model_.vocab.add(doc[at].s, small);
+      if (model_.vocab.has(small) && model_.vocab.text(small) != token)
+        throw Unsupported("two tokens with one id", entry(vocab, token));
+      model_.vocab.add(token, small);
     }
   }
 
@@ -159,18 +159,18 @@ class ModelReader {
     size_t bytes = 0;
     uint32_t at = vocab.first();
     for (uint32_t i = 0; i < n; ++i, at = doc.past(at)) {
-      if (doc[at].kind != JsonKind::array || doc[at].count != 2 || doc[at + 1].kind != JsonKind::string ||
-          doc[at + 2].kind != JsonKind::number)
+      if (doc.kind(at) != JsonKind::array || doc.count(at) != 2 || doc.kind(at + 1) != JsonKind::string ||
+          doc.kind(at + 2) != JsonKind::number)
         leave("an entry that is no token and its score");
-      if (doc[at + 1].s.size() > Unigram::longest) leave("a token of more than 512 bytes");
-      bytes += doc[at + 1].s.size();
+      if (doc.string(at + 1).size() > Unigram::longest) leave("a token of more than 512 bytes");
+      bytes += doc.string(at + 1).size();
     }
     if (bytes >= UINT32_MAX) leave("more than 4 GB of tokens");
     model_.vocab.reserve(n, bytes);
     at = vocab.first();
     for (uint32_t i = 0; i < n; ++i, at = doc.past(at)) {
-      if (model_.vocab.add(doc[at + 1].s, i)) leave("a token that is there twice");
-      const std::optional<double> score = json_double(doc[at + 2].s);
+      if (model_.vocab.add(doc.string(at + 1), i)) leave("a token that is there twice");
+      const std::optional<double> score = json_double(doc.source(at + 2));
       if (!score) leave("a score that no double holds");
       model_.unigram.add_score(*score);
     }
@@ -186,27 +186,27 @@ class ModelReader {
     bpe.merges.reserve(n, model_.vocab.end());
     bpe.in_order.reserve(n);
     bool repeated = false;
-    JsonKind shape = n ? doc[at].kind : JsonKind::string;
+    JsonKind shape = n ? doc.kind(at) : JsonKind::string;
     auto wrong = [&](uint32_t i, const std::string& message) {
       throw FileError(merges.path() + "[" + std::to_string(i) + "]", message);
     };
     for (uint32_t i = 0; i < n; ++i, at = doc.past(at)) {
-      const JsonValue& value = doc[at];
-      if (value.kind != shape) wrong(i, "pairs and strings are mixed");
+      if (doc.kind(at) != shape) wrong(i, "pairs and strings are mixed");
       std::string_view a, b;
       if (shape == JsonKind::string) {
-        if (value.s.starts_with("#version")) continue;
-        size_t space = value.s.find(' ');
-        if (space == std::string_view::npos || value.s.find(' ', space + 1) != std::string_view::npos)
+        const std::string_view pair = doc.string(at);
+        if (pair.starts_with("#version")) continue;
+        size_t space = pair.find(' ');
+        if (space == pair.npos || pair.find(' ', space + 1) != pair.npos)
           wrong(i, "expected two tokens and one space");
-        a = value.s.substr(0, space);
-        b = value.s.substr(space + 1);
+        a = pair.substr(0, space);
+        b = pair.substr(space + 1);
       } else {
-        if (shape != JsonKind::array || value.count != 2 || doc[at + 1].kind != JsonKind::string ||
-            doc[at + 2].kind != JsonKind::string)
+        if (shape != JsonKind::array || doc.count(at) != 2 || doc.kind(at + 1) != JsonKind::string ||
+            doc.kind(at + 2) != JsonKind::string)
           wrong(i, "expected a pair of tokens");
-        a = doc[at + 1].s;
-        b = doc[at + 2].s;
+        a = doc.string(at + 1);
+        b = doc.string(at + 2);
       }
       const std::optional<uint32_t> first = model_.vocab.find(a), second = model_.vocab.find(b);
       if (!first) wrong(i, "the token " + std::string(a) + " is not in the vocabulary");
@@ -223,17 +223,16 @@ class ModelReader {
       std::erase_if(bpe.in_order, [&](const Merge& m) { return bpe.merges.find(m.a, m.b).rank != m.rank; });
   }
 
-  // Files mostly have the tokens that merges make in the order of the merges.
+  // Files mostly have the tokens that merges make in the order of the merges, those that make one token together.
   uint32_t union_of(std::string_view a, std::string_view b) {
     const Vocab& vocab = model_.vocab;
-    if (vocab.has(next_)) {
-      std::string_view t = vocab.text(next_);
-      if (t.size() == a.size() + b.size() && t.starts_with(a) && t.ends_with(b)) return next_++;
+    for (uint32_t probably : {last_, last_ + 1}) {
+      if (!vocab.has(probably)) continue;
+      std::string_view t = vocab.text(probably);
+      if (t.size() == a.size() + b.size() && t.starts_with(a) && t.ends_with(b)) return last_ = probably;
     }
     joined_.assign(a).append(b);
-    uint32_t whole = vocab.find(joined_).value_or(Vocab::hole);
-    next_ = whole == Vocab::hole ? 0 : whole + 1;
-    return whole;
+    return last_ = vocab.find(joined_).value_or(Vocab::hole);
   }
 
   // How far past four times the number of tokens ids may go: in this core, and in any backend, which may need as
@@ -243,7 +242,7 @@ class ModelReader {
   Json json_;
   Model& model_;
   std::string joined_;
-  uint32_t next_ = 0;  // the id that the next merge's token probably has
+  uint32_t last_ = Vocab::hole;  // of the last merge's token
   const bool tables_known_;
 };
 

@@ -203,23 +203,23 @@ void Tokenizer::index_bytes() {
   uint32_t n = id_limit();
   token_bytes_.reserve(n);
   size_t room = most_added_to(n * sizeof(uint64_t));  // for the results of Replace over all tokens
-  std::string bytes;
+  std::string made;
   Scratch s;
   for (uint32_t i = 0; i < n; ++i) {
-    std::string_view t = token(i);
+    std::string_view t = token(i), bytes;
     bool raw = false;
-    bytes.clear();
     if (apart && t.data()) {
       try {
-        std::tie(bytes, raw) = decoder_.piece(t, s.regex());
+        std::tie(made, raw) = decoder_.piece(t, s.regex());
+        bytes = made;
       } catch (const TextError&) {
         return token_bytes_.forget();  // it is said where the token is decoded
       }
       // It would part the bytes around it, and say nothing; or each of many tokens is made long.
       if (bytes.empty() || bytes.size() > room) return token_bytes_.forget();
       room -= bytes.size();
-    } else if (t.data() && !byte_level_decode(t, bytes)) {
-      bytes = t;
+    } else if (t.data()) {
+      bytes = byte_level_decode(t, made).value_or(t);
     }
     token_bytes_.add(bytes, raw);
   }
@@ -268,17 +268,19 @@ void Tokenizer::index_spans() {
   const std::string_view mark = of == CharSpans::Of::marks ? Bpe::mark : pre_.mark();
   const std::string_view start = mark.empty() && !model_.word_piece.whole_words ? model_.word_piece.prefix : mark;
   spans_.reserve(n);
-  std::string bytes;
+  std::string room;
   for (uint32_t id = 0; id < n; ++id) {
     auto added = added_.by_id.find(id);
-    bytes.clear();
+    std::string_view bytes;
     bool made = model_.vocab.has(id), fits = true, marked = false;
+    if (made) bytes = model_.vocab.text(id);
     if (of == CharSpans::Of::bytes) {
-      made = made && byte_level_decode(model_.vocab.text(id), bytes);
-    } else if (made) {
-      bytes = model_.vocab.text(id);
+      const auto decoded = byte_level_decode(bytes, room);
+      made = made && decoded;
+      bytes = decoded.value_or("");
+    } else {
       marked = !start.empty() && bytes.starts_with(start);
-      if (marked && of == CharSpans::Of::blanks) bytes.erase(0, start.size());
+      if (marked && of == CharSpans::Of::blanks) bytes.remove_prefix(start.size());
     }
     if (added != added_.by_id.end() && of != CharSpans::Of::blanks) {
       std::string_view content = added_.tokens[added->second].content;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -162,13 +163,12 @@ inline bool is_ascii(std::string_view s) {
 inline size_t utf8_invalid_at(std::string_view text) {
   const char *p = text.data(), *end = p + text.size();
   while (p < end) {
-    while (end - p >= 8) {
-      uint64_t word;
-      std::memcpy(&word, p, 8);
-      if (word & 0x8080808080808080u) break;
-      p += 8;
+    if (static_cast<unsigned char>(*p) < 0x80) {
+      uint64_t word = 0x8080808080808080u;
+      if (end - p >= 8) std::memcpy(&word, p, 8);
+      p += word & 0x8080808080808080u ? 1 : 8;
+      continue;
     }
-    if (p == end) break;
     Utf8Step step = utf8_step(p, end);
     if (!step.whole) return static_cast<size_t>(p - text.data());
     p += step.length;
@@ -230,18 +230,16 @@ inline uint32_t byte_level_char(unsigned char b) { return detail::byte_level_cha
 // The byte a character stands for, or -1.
 inline int byte_level_byte(uint32_t c) { return c < 324 ? detail::byte_level_bytes[c] : -1; }
 
-// Appends the bytes a text stands for; false, and nothing appended, if a character stands for none.
-inline bool byte_level_decode(std::string_view text, std::string& out) {
-  size_t old = out.size();
+// The bytes a text stands for, in `room`; nothing if a character stands for none.
+inline std::optional<std::string_view> byte_level_decode(std::string_view text, std::string& room) {
+  if (room.size() < text.size()) room.resize(text.size());
+  char* to = room.data();
   for (const char *p = text.data(), *end = p + text.size(); p < end;) {
-    int b = byte_level_byte(utf8_next(p));
-    if (b < 0) {
-      out.resize(old);
-      return false;
-    }
-    out += static_cast<char>(b);
+    const int b = byte_level_byte(utf8_next(p));
+    if (b < 0) return std::nullopt;
+    *to++ = static_cast<char>(b);
   }
-  return true;
+  return std::string_view(room.data(), static_cast<size_t>(to - room.data()));
 }
 
 }  // namespace fasttoken

@@ -77,8 +77,8 @@ class Decoder {
     Growth growth(token.size());
     for (const Step& step : steps_) {
       if (step.kind == Kind::byte_level) {
-        std::string bytes;
-        if (byte_level_decode(now, bytes)) now = bytes;
+        std::string room;
+        if (auto bytes = byte_level_decode(now, room)) now = *bytes;
       } else if (step.kind == Kind::byte_fallback) {
         const int b = fallback_byte(now);
         if (raw) *raw = b >= 0;

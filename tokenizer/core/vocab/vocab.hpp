@@ -45,14 +45,20 @@ inline uint64_t hash_bytes(const char* p, size_t n, const HashSeed& seed) {
     __uint128_t m = static_cast<__uint128_t>(word ^ seed.of_words) * ((h ^ seed.of_state) | 1);
     h = static_cast<uint64_t>(m) ^ static_cast<uint64_t>(m >> 64);
   };
-  uint64_t word;
   for (; n >= 8; p += 8, n -= 8) {
+    uint64_t word;
     std::memcpy(&word, p, 8);
     mix(word);
   }
-  word = 0;
-  std::memcpy(&word, p, n);
-  mix(word);
+  uint32_t first = 0, last = 0;  // which overlap
+  if (n >= 4) {
+    std::memcpy(&first, p, 4);
+    std::memcpy(&last, p + n - 4, 4);
+  } else if (n > 0) {
+    const auto at = [&](size_t i) { return uint32_t{static_cast<unsigned char>(p[i])}; };
+    first = at(0) | at(n / 2) << 8 | at(n - 1) << 16;
+  }
+  mix(uint64_t{last} << 32 | first);
   return h;
 }
 
@@ -75,7 +81,8 @@ class Vocab {
   std::optional<uint32_t> add(std::string_view token, uint32_t id) {
     if ((count_ + 1) * 8 > entries_.size() * 5) rehash(std::max<size_t>(16, entries_.size() * 2));
     if (id >= where_.size()) where_.resize(size_t{id} + 1, {0, hole});
-    Entry* entry = probe<true>(token);
+    const uint64_t h = hash(token);
+    Entry* entry = probe<true>(token, h);
     std::optional<uint32_t> old;
     if (entry->id != hole) {
       old = entry->id;
@@ -85,7 +92,7 @@ class Vocab {
     }
     where_[id] = {static_cast<uint32_t>(arena_.size()), static_cast<uint32_t>(token.size())};
     arena_.append(token.data(), token.size());
-    *entry = {tag(hash(token)), id};
+    *entry = {tag(h), id};
     return old;
   }
 
@@ -95,7 +102,7 @@ class Vocab {
   }
   std::optional<uint32_t> find(std::string_view token) const {
     if (entries_.empty()) return std::nullopt;
-    const Entry* entry = const_cast<Vocab*>(this)->probe<false>(token);
+    const Entry* entry = const_cast<Vocab*>(this)->probe<false>(token, hash(token));
     return entry->id == hole ? std::nullopt : std::optional<uint32_t>(entry->id);
   }
   // The token "<0xHH>" of each byte, or `hole`.
@@ -127,8 +134,7 @@ class Vocab {
   uint64_t hash(std::string_view s) const { return hash_bytes(s.data(), s.size(), seed_); }
 
   template <bool bounded>
-  Entry* probe(std::string_view token) {
-    uint64_t h = hash(token);
+  Entry* probe(std::string_view token, uint64_t h) {
     size_t mask = entries_.size() - 1, first = h & mask;
     for (size_t i = first;; i = (i + 1) & mask) {
       if (bounded && ((i - first) & mask) == most_probes)
