@@ -98,6 +98,8 @@ def test_new_prefixes_spread_and_sent_requests_count_for_a_while() -> None:
         [w] for w in went
     ]
     chain = chain_of(text(7))
+    affinity.sent(chain, 0, 0.0)
+    assert affinity.ranked(chain, range(4), lambda _: 0, 9.0)[0] == [went[7], 0]
     affinity.reported(2, chain)  # after its trust has ended a report alone counts, also of what was sent again
     affinity.sent(chain, 2, 11.0)
     assert affinity.ranked(chain, range(4), lambda _: 0, 99.0)[0] == [2]

@@ -166,7 +166,7 @@ def _transformer_folder(directory: ModelDirectory) -> str:
     kind, folder = next(iter(directory.modules()), ("", ""))
     if kind != "Transformer":
         return ""
-    if Path(folder).name != folder:
+    if Path(folder).name != folder or folder == "..":
         raise ModelError(f"{directory.path / MODULES}: path {shown(folder)} is not the name of a folder")
     return folder
 
