@@ -1,7 +1,6 @@
 // Merging the symbols of one word, lowest rank first and leftmost among equals.
 //
-//   up to 16 symbols   scan: the best pair, and the symbols after it move up
-//   up to 64           linear: one key (rank, position) a pair, and the best of them is the next merge
+//   up to 64 symbols   linear: one key (rank, position) a pair, and the best of them is the next merge
 //   a longer run       queue: a heap of (rank, position), linked by position
 //   a long word        windows, each merged alone, joined where two agree
 //
@@ -46,7 +45,7 @@ class Merger {
 
   // Merges in place and returns how many symbols are left.
   size_t linear(Symbol* symbols, size_t n) const {
-    if (n <= scan_limit) return scan(symbols, n);
+    if (n < 2) return n;
     const MergeTable::Probe table = merges_.probe();
     uint64_t keys[linear_limit];  // of the pair that begins there: rest << 6 | 63 - place, below 64 for none
     auto look = [&](size_t i, size_t j) { keys[i] = table.find(symbols[i].id, symbols[j].id) << 6 | (63 - i); };
@@ -151,30 +150,7 @@ class Merger {
   }
 
  private:
-  static constexpr size_t scan_limit = 16;
   static constexpr size_t overlap = 2;  // tokens a window takes up again; more where joining has just failed
-
-  size_t scan(Symbol* symbols, size_t n) const {
-    const MergeTable::Probe table = merges_.probe();
-    uint64_t rests[scan_limit];
-    auto look = [&](size_t i) { rests[i] = table.find(symbols[i].id, symbols[i + 1].id); };
-    for (size_t i = 0; i + 1 < n; ++i) look(i);
-    while (n > 1) {
-      size_t best = 0;
-      for (size_t i = 1; i + 1 < n; ++i)
-        if (rests[i] > rests[best]) best = i;
-      if (!rests[best]) break;
-      symbols[best] = {table.id(rests[best]), symbols[best].length + symbols[best + 1].length};
-      for (size_t i = best + 1; i + 1 < n; ++i) {
-        symbols[i] = symbols[i + 1];
-        rests[i] = rests[i + 1];
-      }
-      --n;
-      if (best > 0) look(best - 1);
-      if (best + 1 < n) look(best);
-    }
-    return n;
-  }
 
   const ScratchVector<Symbol>& merged_window(const Symbol* symbols, size_t n, MergeScratch& s) const {
     ScratchVector<Symbol>& out = s.window;

@@ -53,14 +53,14 @@ class RegexParser : private ClassParser {
 
   ReNode sequence(int depth) {
     ReNode seq{ReKind::seq};
-    std::vector<uint32_t> literal;  // the run of plain characters just read, under case folding
+    std::vector<CharSet> literal;  // the run of plain characters just read, each with those that fold to it
     while (more() && look() != '|' && look() != ')') {
       literal_ = 0;
       ReNode atom{ReKind::seq};
       if (!this->atom(depth, atom)) continue;
       const uint32_t plain = literal_;
       if (!quantifier(atom) && plain && fold_) {
-        literal.push_back(plain);
+        literal.push_back(CharSet::one(plain).folded());
         check_multifold(literal);
       } else {
         literal.clear();
@@ -71,17 +71,14 @@ class RegexParser : private ClassParser {
   }
 
   // Several characters may fold to one ("ss" and U+00DF): such literals are refused.
-  void check_multifold(const std::vector<uint32_t>& literal) const {
+  void check_multifold(const std::vector<CharSet>& literal) const {
     auto multi = ucd().multifold();
     for (unsigned i = 0; i < multi.size; ++i) {
       auto sequence = multi[i];
       if (literal.size() < sequence.size()) continue;
       bool same = true;
-      for (size_t k = 0; k < sequence.size(); ++k) {
-        uint32_t c = literal[literal.size() - sequence.size() + k];
-        CharSet both = CharSet::one(c).folded();
-        same = same && both.has(sequence[k]);
-      }
+      for (size_t k = 0; k < sequence.size(); ++k)
+        same = same && literal[literal.size() - sequence.size() + k].has(sequence[k]);
       if (same) refuse("a case-insensitive text that one character can stand for");
     }
   }
