@@ -321,6 +321,7 @@ void Tokenizer::index_wide_spans() {
     s.text.start(text, 0, true, s.growth);
     normalizer_.apply(s.text, s.pre.normalizer);
     const std::string made(s.text.view());
+    const Align all = made.empty() ? Align{} : s.text.align(0);  // pre_tokenize() takes the text for its own
     if (cuts_own_ && !blanks_->strict && pre_.mark().empty() && made.find(text) != std::string::npos) {
       pieces.clear();
       pre_tokenize(normalize("a" + text + text + "a", s), s, pieces, offsets);
@@ -328,7 +329,6 @@ void Tokenizer::index_wide_spans() {
     }
     if (made.empty() || utf8_count(made) > 1 || !blanks_->has_none(made)) return Kind::other;
     becomes = utf8_at(made.data());
-    const Align all = s.text.align(0);
     return all.begin == 0 && all.end == text.size() ? Kind::kept : Kind::other;
   };
   plain_.assign(0x10000 / 64, 0);
