@@ -135,7 +135,7 @@ class GgufWeights(GgufFile):
         if count == 0:
             return None
         rows = self.tensors[name].shape[0]
-        if rows % (2 * count):
+        if count < 1 or rows % (2 * count):
             raise CheckpointError(f"{self.path}: tensor {stored} has {rows:,} rows, which are no {count:,} heads")
         order: Array = np.arange(rows).reshape(count, rows // count // 2, 2).transpose(0, 2, 1).reshape(-1)
         return order
