@@ -146,6 +146,7 @@ cdef extern from "prelude/cpu/parallel.hpp" namespace "prelude::cpu" nogil:
     int thread_count()
     void c_set_thread_count "prelude::cpu::set_thread_count"(int count)
     int c_give_threads "prelude::cpu::give_threads"(int count)
+    void c_in_step "prelude::cpu::in_step"(cbool begins)
     vector[int64_t] pool_ids "prelude::cpu::thread_ids"(int threads) except +
 
 
@@ -175,6 +176,11 @@ def set_threads(int count):
 def give_threads(int count):
     """Gives the calling thread a number of its own, or takes it away (0). The one that it had before."""
     return c_give_threads(count)
+
+
+def in_step(begins):
+    """A step begins or ends. In between, the threads of kernels poll for longer before they sleep."""
+    c_in_step(begins)
 
 
 def thread_ids(int threads):

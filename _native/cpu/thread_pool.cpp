@@ -1,4 +1,8 @@
 #include <pthread.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -9,14 +13,16 @@
 #include <utility>
 
 #include "prelude/cpu/parallel.hpp"
-#include "prelude/cpu/places.hpp"
 #include "prelude/pause.hpp"
 
 namespace prelude::cpu {
 namespace {
 
-constexpr std::chrono::microseconds kPoll{100};  // the pauses between two operations of a step are shorter
-constexpr int kLooks = 32;                       // between two looks at the clock
+constexpr std::chrono::microseconds kPoll{100};
+constexpr std::chrono::microseconds kPollInStep{1000};  // the waits inside a step are shorter, but for the first
+constexpr int kLooks = 32;                              // between two looks at the clock
+
+constinit std::atomic<int> steps{0};  // that run now
 
 enum : uint32_t { kNone, kOffered, kWorking };
 
@@ -28,13 +34,14 @@ struct alignas(64) Place {
 // Returns once the state of a place is not `state`. The other side changes it in sequential consistency, so that it
 // sees a sleeper behind the change, or the sleeper the change.
 void while_it_is(const std::atomic<uint32_t>& place, uint32_t state) noexcept {
-  const auto end = std::chrono::steady_clock::now() + kPoll;
+  const auto began = std::chrono::steady_clock::now();
+  const auto most = [] { return steps.load(std::memory_order_relaxed) > 0 ? kPollInStep : kPoll; };
   do {
     for (int i = 0; i < kLooks; ++i) {
       if (place.load(std::memory_order_acquire) != state) return;
       pause();
     }
-  } while (std::chrono::steady_clock::now() < end);
+  } while (std::chrono::steady_clock::now() - began < most());
   place.wait(state);
 }
 
@@ -51,7 +58,6 @@ class Pool {
     const int others = grow(threads - 1);
     work_ = work, data_ = data;
     for (int i = 0; i < others; ++i) change(places_[i].state, kOffered);
-    ThreadPlaces::after_waking();
     work(data);
     for (int i = 0; i < others; ++i) {
       uint32_t offered = kOffered;
@@ -85,6 +91,7 @@ class Pool {
       places_[i].id.store(0);
     }
     workers_ = 0;
+    steps.store(0);
     owned_.store(false);
   }
 
@@ -133,6 +140,8 @@ thread_local int count_of_thread = 0;
 void run_in_threads(void (*work)(void*) noexcept, void* data, int threads) noexcept { pool.run(work, data, threads); }
 
 std::vector<int64_t> thread_ids(int threads) { return pool.ids(threads); }
+
+void in_step(bool begins) noexcept { steps.fetch_add(begins ? 1 : -1, std::memory_order_relaxed); }
 
 int thread_count() noexcept {
   return count_of_thread > 0 ? count_of_thread : count_of_process.load(std::memory_order_relaxed);

@@ -86,15 +86,17 @@ class Team:
     def waited(self, size: int) -> list[float]:
         """Return seconds that each of the ``size`` threads has waited for a processor, ever; empty if that is not
         counted."""
-        if self.size != size:
-            self._open(size)
+        self.open(size)
         try:
-            return [int(os.pread(file, 64, 0).split()[1]) / 1e9 for file in self._files]
+            return [int(os.pread(file, 64, 0).split()[1]) / 1e9 for file in self._files[:size]]
         except (OSError, IndexError, ValueError):  # a system that counts otherwise
             self.close()
             return []
 
-    def _open(self, size: int) -> None:
+    def open(self, size: int) -> None:
+        """So many threads are known from here on. A step of fewer leaves the others known."""
+        if self.size >= size:
+            return
         self.close()
         self.size = size
         threads = cpu.thread_ids(size)
@@ -147,14 +149,17 @@ class Governor:
         if now - own.read > _STALE:
             own.read, own.busy, own.before = now, 0.0, []
         if now - own.began > _LONG:
+            own.team.open(own.most)
             own.team.others.keep_off()
         own.began = now
+        cpu.in_step(True)
         own.given = cpu.give_threads(min(own.most, self.allowed))
 
     def __exit__(self, *_: object) -> None:
         try:
             self.look()
         finally:
+            cpu.in_step(False)
             self._own.team.others.give_back()
             cpu.give_threads(self._own.given)
 
@@ -162,6 +167,7 @@ class Governor:
         """Between two operations of a step. A look at the clock, but for once in a window."""
         own, now = self._own, self._clock()
         own.busy += now - own.began
+        own.team.others.give_back()
         own.began = now
         if own.before and own.busy < _WINDOW:
             return

@@ -1,8 +1,10 @@
 // The threads that share a kernel's work: one pool for the process, which grows to the most that a call asked for.
 //
-// A call belongs to one thread, the caller; calls that come meanwhile run in their own threads alone. A worker that
-// waits for work polls for `kPoll`, and sleeps then. A worker that has not come when the caller's own part is done is
-// not waited for: its place is taken back. So the work must be such that any of the threads can do all of it.
+// A call belongs to one thread, the caller; calls that come meanwhile run in their own threads alone. A thread that
+// waits for work or for another polls for `kPoll`, while steps run for `kPollInStep`, and sleeps then: one that slept
+// between two operations may be woken on the processor of its waker (places.hpp). A worker that has not come when the
+// caller's own part is done is not waited for: its place is taken back. So the work must be such that any of the
+// threads can do all of it.
 //
 //     place of a worker   none ── the caller ──▶ offered ── the worker ──▶ working ── the worker ──▶ none
 //                           ▲                       │
@@ -27,6 +29,9 @@ void run_in_threads(void (*work)(void*) noexcept, void* data, int threads) noexc
 
 // Linux's ids of the threads that a call with so many from here runs in, the caller's first; empty elsewhere.
 std::vector<int64_t> thread_ids(int threads);
+
+// A step begins or ends; the calls in between are its operations.
+void in_step(bool begins) noexcept;
 
 // How many threads the calling thread's kernels run in: what it was given, else the process's number, which is 1
 // until it is set.

@@ -7,10 +7,11 @@
 //
 //     keep_off()            a thread may run on  {0, 1, 2, 3}  ->  {0, 1, 3}    where the caller runs on 2
 //     a call of the pool    the thread is woken on 0, 1 or 3
-//     after_waking()                             {0, 1, 3}     ->  {0, 1, 2, 3}  by the pool
-//     give_back()                                                                where no thread was woken
+//     give_back()                                {0, 1, 3}     ->  {0, 1, 2, 3}
 //
-// A thread that finds its processor taken by another process can move to the caller's as soon as that one is idle.
+// Processor 0 may take milliseconds to wake, and 2, which is idle for a moment, would take the waiting thread from
+// it: so the caller gives back some operations later. From then on a thread that finds its processor taken by another
+// process can move to the caller's.
 //
 // Threads that may run on the caller's processor alone, or on more processors than the kernel's mask of 1,024 has,
 // are left as they are. So are ids of threads that have ended and of other processes' threads. A system that forbids
@@ -37,7 +38,7 @@ class ThreadPlaces {
   ThreadPlaces& operator=(const ThreadPlaces&) = delete;
   ~ThreadPlaces() { give_back(); }
 
-  // Keeps the threads off the processor that the caller runs on, until it wakes them or gives back.
+  // Keeps the threads off the processor that the caller runs on, until it gives back.
   void keep_off() noexcept {
     give_back();
 #ifdef __linux__
@@ -51,14 +52,7 @@ class ThreadPlaces {
       kept.changed = CPU_COUNT(&kept.meanwhile) > 0 && write(ids_[i], kept.meanwhile);
       any_ = any_ || kept.changed;
     }
-    if (any_) of_this_thread_ = this;
 #endif
-  }
-
-  // Called by the thread that has woken the others.
-  static void after_waking() noexcept {
-    if (of_this_thread_ != nullptr) [[unlikely]]
-      of_this_thread_->give_back();
   }
 
   // The threads may run where they might before; a thread whose processors were changed meanwhile keeps the change.
@@ -66,7 +60,6 @@ class ThreadPlaces {
 #ifdef __linux__
     if (!any_) return;
     any_ = false;
-    if (of_this_thread_ == this) of_this_thread_ = nullptr;
     for (size_t i = 0; i < ids_.size(); ++i) {
       Kept& kept = kept_[i];
       cpu_set_t now;
@@ -100,8 +93,6 @@ class ThreadPlaces {
   std::vector<int64_t> ids_;
   std::vector<Kept> kept_;  // of the same length
   bool any_ = false;        // whether a thread is kept off a processor
-  // The one that keeps threads off this thread's processor. `keep_off` and `give_back` are called by one thread.
-  static inline thread_local ThreadPlaces* of_this_thread_ = nullptr;
 };
 
 }  // namespace prelude::cpu
