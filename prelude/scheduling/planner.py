@@ -280,9 +280,9 @@ class _Step:
             requests = _one_group(queues, retry)
         left = ledger.tokens, ledger.rows, ledger.logits_bytes
         limit = -1 if allowance is None else allowance
-        seen = not retry and (budgets.overlap or waiting > 1)
+        seen = budgets.overlap or waiting > 1
         # A promise costs time: only if another request may find it before it is kept.
-        found = not retry and (budgets.overlap or bool(queues.decode))
+        found = budgets.overlap or bool(queues.decode)
         group = OneShotGroup(self.pool, budgets.limits, requests, *left, limit, retry, seen, found)
         ledger.tokens, ledger.rows, ledger.logits_bytes = group.left
         for request in group.deferred:

@@ -121,6 +121,7 @@ def test_rows_that_are_no_rows(tmp_path: Path) -> None:
         ("out.parquet.gz", (), "name has to end in"), ("there.csv", (), "--overwrite"),
         ("out.csv", ("--choice", "id=a,b"), "has a column 'id' already"),
         ("out.csv", ("--choice", "topic=a,a"), "no row could be served"), ("memory://out.csv", (), "--journal"),
+        ("nowhere://out.csv", (), "nowhere://out.csv: "),
     ],
 )  # fmt: skip
 def test_targets_and_flags(

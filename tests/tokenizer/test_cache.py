@@ -230,7 +230,7 @@ def test_a_folder_that_cannot_be_written(file: Path, folder: Path, tmp_path: Pat
 
 
 # ---- many processes, and none
-def test_concurrent_writers(file: Path, folder: Path) -> None:
+def test_concurrent_writers(file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = (
         "import sys; from prelude.tokenizer import Tokenizer\n"
         "from prelude.tokenizer.backends import cache; cache.LEAST = 0\n"
@@ -243,6 +243,9 @@ def test_concurrent_writers(file: Path, folder: Path) -> None:
     assert shown == [[expected] * 5] * 6
     assert len(tables(folder)) == 1  # and no temporary file is left
     assert is_used(file, folder)
+    aside = (folder / "key").rename(folder.parent / "aside")
+    monkeypatch.setattr(os, "urandom", lambda size: aside.rename(folder / "key") and bytes(size))
+    assert is_used(file, folder), "the key of a process that is first stays"
 
 
 def test_off_by_argument_and_by_the_environment(file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,9 +137,9 @@ class TableCache:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _own(os.stat(self._folder, follow_symlinks=False), folder=True)
             path = self._folder / "key"
-            random = _secret_of(path)
-            if random is None:
-                self._write("key", os.urandom(32), keep=not os.path.lexists(path))
+            missing = not os.path.lexists(path)
+            if (random := _secret_of(path)) is None:
+                self._write("key", os.urandom(32), keep=missing)
                 random = _secret_of(path)
             if random is None:
                 raise ValueError(f"{path} is not ours, or not a key")
