@@ -34,9 +34,11 @@ from bench.engine.peers import (
     Way,
     decoder_peers,
     encoder_peers,
+    exported,
     fed,
     gguf_files,
     installed,
+    onnx_way,
     our_decoder,
     our_encoder,
     our_engines,
@@ -68,6 +70,8 @@ DECODER_LOADS = {
     PROMPTS: lengths(16, 40, 150),
     SAID: [TEXT_AFTER],
 }
+EVERY = "a text of 81 tokens each 100 ms"
+TEXTS = 60
 START = "from the start to one answer"
 PAIRS = {
     "ONNX Runtime": "prelude float32",
@@ -208,6 +212,22 @@ class Run:
                 else:
                     self.report.add(load, f"{side}: floor by {floor}", (least,) * 3, "ms")
 
+    def every(self, model: str, path: Path, ours: Way) -> None:
+        """The 90th percentile of lone texts that come each 100 ms, beside the exported graph and the defaults of ONNX
+        Runtime."""
+        load, texts = f"{model}, {EVERY}", random_ids([81])
+        theirs = onnx_way(exported(path), self.options.threads)
+        wanted, found = ours(texts), theirs(texts)
+        self.compare(load, "prelude float32", wanted, "ONNX Runtime", found)
+        runs = {"prelude float32": partial(ours, texts), "ONNX Runtime": partial(theirs, texts)}
+        times = paired(runs, TEXTS, warmup=5, rest=REST)
+        late = {side: float(np.percentile(one.seconds, 90)) for side, one in times.items()}
+        for side, one in times.items():
+            self.report.add(load, f"{side}: median", three(one.seconds, 1e3), "ms")
+            self.report.add(load, f"{side}: 90th percentile", (late[side] * 1e3,) * 3, "ms")
+        rate = late["ONNX Runtime"] / late["prelude float32"]
+        self.report.add(load, "90th percentile, ONNX Runtime / prelude float32", (rate,) * 3, "x", ">= 1.5")
+
     def start(self, model: str, path: Path, made: Path, sides: list[str]) -> None:
         if self.wanted(model, [START]):
             sides = [side for side in sides if self.chosen(side)]
@@ -220,13 +240,16 @@ class Run:
             sides = ["import torch", "prelude auto", "prelude int8", "prelude auto, converted", "transformers"]
             self.start(model, path, made, sides)
         loads, from_text = self.wanted(model, ENCODER_LOADS), self.wanted(model, FROM_TEXT)
-        if not loads and not from_text:
+        every = self.wanted(model, [EVERY]) and installed("onnxruntime", "onnx")
+        if not loads and not from_text and not every:
             return
         engines = our_engines(path, {}, False, self.chosen)
         ours = {side: our_encoder(engine) for side, engine in engines.items()}
         peers = self.variants(model, encoder_peers(path, self.options.threads)) if loads else {}
         for load in loads:
             self.measure(model, load, path, ENCODER_LOADS[load], 1, ours, peers)
+        if every:
+            self.every(model, path, ours["prelude float32"])
         if from_text and self.chosen("sentence-transformers") and (path / "modules.json").exists():
             self.texts(model, path, engines["prelude float32"], from_text)
         for engine in engines.values():
@@ -310,7 +333,9 @@ def main() -> None:
         made = options.made or Path(folder)
         made.mkdir(parents=True, exist_ok=True)
         for model in options.only:
-            if not run.wanted(model, [*(DECODER_LOADS if model == DECODER else ENCODER_LOADS), *FROM_TEXT, START]):
+            if not run.wanted(
+                model, [*(DECODER_LOADS if model == DECODER else ENCODER_LOADS), *FROM_TEXT, EVERY, START]
+            ):
                 continue
             if model == DECODER:
                 run.decoder(options.qwen3 or random_model(made, model), made)
