@@ -38,11 +38,11 @@
 namespace prelude::cpu {
 
 // The tables of a target, by packing; pairs of bfloat16 take an instruction that most have not.
-#define PRELUDE_TABLES(name, Int8)                                                                  \
+#define PRELUDE_TABLES(name, Int8, Some)                                                            \
   const PackedKernels kF32 = packed_table<F32Dot>(name), kInt8 = packed_table<Int8>(name);          \
   const PackedKernels kWidened = packed_table<WidenedDot>(name), kF16 = packed_table<F16Dot>(name); \
-  const PackedKernels kFour = packed_table<FewDot<Int8, Packing::q4_k>>(name);                      \
-  const PackedKernels kSix = packed_table<FewDot<Int8, Packing::q6_k>>(name);                       \
+  const PackedKernels kFour = packed_table<FewDot<Some, Packing::q4_k>>(name);                      \
+  const PackedKernels kSix = packed_table<FewDot<Some, Packing::q6_k>>(name);                       \
   const PackedKernels* const kTables[] = {&kF32, nullptr, &kInt8, &kWidened, &kF16, &kFour, &kSix};
 
 // The namespaces are not those of kernels.cpp: the same functions are compiled here for other processors.
@@ -53,7 +53,7 @@ namespace packed_portable {
 #include "prelude/cpu/dots_portable.hpp"
 #include "prelude/cpu/body_packed.hpp"
 // clang-format on
-PRELUDE_TABLES("portable", Int8Dot)
+PRELUDE_TABLES("portable", Int8Dot, Int8Dot)
 }  // namespace packed_portable
 
 #ifdef PRELUDE_X86_TARGETS
@@ -66,7 +66,7 @@ namespace packed_avx2 {
 #include "prelude/cpu/dots_avx2.hpp"
 #include "prelude/cpu/body_packed.hpp"
 // clang-format on
-PRELUDE_TABLES("avx2", Int8Dot)
+PRELUDE_TABLES("avx2", Int8Dot, FewSums)
 }  // namespace packed_avx2
 PRELUDE_REGION_END
 
@@ -81,7 +81,7 @@ namespace packed_avx512 {
 #include "prelude/cpu/dots_amx.hpp"
 #endif
 // clang-format on
-PRELUDE_TABLES("avx512", Int8Dot)
+PRELUDE_TABLES("avx512", Int8Dot, Int8Dot)
 const PackedKernels kBf16 = packed_table<Bf16Dot>("avx512");
 #ifdef PRELUDE_AMX
 const PackedKernels kPairTiles = pair_tiles(std::make_integer_sequence<int, kMostPackedRows>{});
@@ -99,7 +99,7 @@ namespace packed_neon {
 #include "prelude/cpu/dots_neon.hpp"
 #include "prelude/cpu/body_packed.hpp"
 // clang-format on
-PRELUDE_TABLES("neon", Int8Sums<false>)
+PRELUDE_TABLES("neon", Int8Sums<false>, Int8Sums<false>)
 const PackedKernels kInt8Dot = packed_table<Int8Sums<true>>("neon_dot");
 const PackedKernels kFourDot = packed_table<FewDot<Int8Sums<true>, Packing::q4_k>>("neon_dot");
 const PackedKernels kSixDot = packed_table<FewDot<Int8Sums<true>, Packing::q6_k>>("neon_dot");
@@ -342,9 +342,10 @@ uint32_t* own_room(int64_t count) {
   return room == nullptr ? nullptr : room.get() + -(reinterpret_cast<uintptr_t>(room.get()) / 4) % 16;
 }
 
-// A block of integers of an output: weight i is (bytes[i] - 128) * scale - least.
+// A block of integers of an output: weight i is (bytes[i] - middle) * scale - least.
 struct Block {
   uint8_t bytes[kBlock];
+  int middle;
   float scale, least = 0;
 
   template <class Bits>
@@ -358,7 +359,10 @@ struct Block {
     scale = bits.scale(part).lane[in_part];
     if (weight.packing == Packing::q4_k) least = bits.least(part).lane[in_part];
   }
-  Block(const PackedWeight& weight, int64_t output, int64_t block) {
+  Block(const PackedWeight& weight, int64_t output, int64_t block)
+      : middle(weight.packing == Packing::int8   ? 128
+               : weight.packing == Packing::q6_k ? 32
+                                                 : 0) {
     if (weight.packing == Packing::int8)
       open<packed_portable::EightBits>(weight, output, block);
     else if (weight.packing == Packing::q4_k)
@@ -377,7 +381,7 @@ void unpack_output(const PackedWeight& weight, int64_t output, float* to) {
     for (int64_t i = 0; i < inputs; i += size) {
       const Block block(weight, output, i / size);
       for (int64_t j = i; j < std::min(inputs, i + size); ++j)
-        to[j] = static_cast<float>(block.bytes[j - i] - 128) * block.scale - block.least;
+        to[j] = static_cast<float>(block.bytes[j - i] - block.middle) * block.scale - block.least;
     }
     return;
   }
@@ -404,7 +408,7 @@ float integer_pair(const PackedWeight& weight, const float* x, int64_t output, u
     int8_t integers[kBlock];
     std::memcpy(integers, room, static_cast<size_t>(size));
     int32_t sum = 0, of_row = 0;
-    for (int i = 0; i < size; ++i) sum += (block.bytes[i] - 128) * integers[i], of_row += integers[i];
+    for (int i = 0; i < size; ++i) sum += (block.bytes[i] - block.middle) * integers[i], of_row += integers[i];
     float scale_of_row;
     std::memcpy(&scale_of_row, room + words + 1, 4);
     const float scaled = static_cast<float>(sum) * block.scale;

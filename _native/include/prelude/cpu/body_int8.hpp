@@ -18,6 +18,17 @@ inline Vec lanes_at(const Value* x, int64_t at, int64_t inputs) {
   return left == kLanes ? load(x + at) : left > 0 ? load_some(x + at, left) : zero();
 }
 
+// Minus 32 times the sums of the lower and of the upper integers of each word.
+inline uint32_t pair_start(const uint32_t* words, int count) {
+  uint32_t lower = 0, upper = 0;
+  for (int w = 0; w < count; ++w) {
+    int8_t of[4];
+    std::memcpy(of, words + w, 4);
+    lower -= static_cast<uint32_t>(32 * (of[0] + of[1])), upper -= static_cast<uint32_t>(32 * (of[2] + of[3]));
+  }
+  return (lower & 0xFFFF) | upper << 16;
+}
+
 // `count` blocks of a row of `inputs`, at most four, whose vectors are folded together: integers, starts and scales.
 // kWhole: there are four, of kInputs values each. False: a block holds a NaN or an infinity.
 template <bool kWhole, int kInputs, class Value>
@@ -57,8 +68,12 @@ inline bool quantize_blocks(const Value* x, int64_t inputs, int count, uint32_t*
   bool finite = true;
   for (int b = 0; b < (kWhole ? kFour : count); ++b) {
     const bool exact = std::fabs(sums[b]) <= 127.0f * kInputs;
-    const float start = kToInteger - (exact ? 128.0f * sums[b] : 0.0f);
-    std::memcpy(words + b * (kWords + 2) + kWords, &start, 4);
+    uint32_t* const block = words + b * (kWords + 2);
+    const float start = kToInteger - (exact ? (kInputs == kBlock ? 128.0f : 32.0f) * sums[b] : 0.0f);
+    if (kPairSums && kInputs < kBlock)
+      block[kWords] = pair_start(block, kWords);
+    else
+      std::memcpy(block + kWords, &start, 4);
     finite = finite && exact;
   }
   return finite;
@@ -96,12 +111,12 @@ struct EightBits {
   Vec least(int) const { return zero(); }
 };
 
-// The weights of q4_k and q6_k, opened to such bytes.
+// The weights of q4_k and q6_k, opened to bytes from 0 to 15, and to 63.
 template <Packing kPacking>
 struct FewBits {
   static constexpr Few kFew = few_of(kPacking);
   static constexpr bool kSix = kPacking == Packing::q6_k;
-  static constexpr int kWords = block_inputs(kPacking) / 4, kApart = kHalf, kAhead = 1024;
+  static constexpr int kWords = block_inputs(kPacking) / 4, kApart = kHalf;
   alignas(64) uint32_t words[kWords * kHalf];
   float scales[kHalf], leasts[kHalf];
   void open(const uint32_t* group, int lane, int64_t block) {
@@ -110,8 +125,6 @@ struct FewBits {
     const uint32_t* from = all + kFew.words_at() + of * kFew.words * kGroup + lane;
     const uint32_t* both = all + lane / 2;  // scales of float16
     const auto* by = reinterpret_cast<const int8_t*>(all + kFew.bytes_at()) + of * kFew.scales * kGroup + lane;
-    PRELUDE_SPELL_OUT
-    for (int w = 0; w < kFew.words; ++w) fetch(from + kAhead + w * kGroup);  // the processor alone does so too late
     constexpr int kApartHalves = kWords / 2 * kHalf;
     PRELUDE_SPELL_OUT
     for (int i = 0; i < kApartHalves; i += kLanes) {

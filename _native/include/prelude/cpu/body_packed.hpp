@@ -7,15 +7,18 @@
 //   Input, input(word)        a word of a row, for every output
 //   step(sums, weight, input) adds their products
 //   sums(values)              but for integers: the sums that `floats` has given
+//   from(value), kNothing, as_they_are(words)   of a struct for few bits: sums that begin at the value, the value of
+//                             none yet, and a weight of bytes that are not signed
 //   floats(sums, part)        outputs [part * kLanes, (part + 1) * kLanes) as floats; of integers as they are
 // and
 //   fused(a, b, c)            a * b + c, rounded once on every target; summed(c, a, b), where c keeps its register
 //   bytes(v, to)              the lowest byte of each lane
 //   halves(words)             kLanes numbers of float16 as floats
 //   of_bytes(bytes)           kLanes signed bytes as floats
-//   open_halves<six>(words, two, at, low, high)   the low and the high halves of the bytes of kLanes words, each plus
-//                             128; `six`: with the two bits above them that bytes of `two` have from bit `at` and
-//                             from bit `at` + 4 on, and plus 96
+//   open_halves<six>(words, two, at, low, high)   the low and the high halves of the bytes of kLanes words; `six`:
+//                             with the two bits above them that bytes of `two` have from bit `at` and from bit
+//                             `at` + 4 on
+//   kPairSums                 sums of few bits are two of 16 bits for an output
 //   of_pairs(words, part)     the lower (part 0) or upper bfloat16 of kLanes words as floats
 //   kFloatRows, kFloatWide    rows, and times 16 outputs, whose sums of float32 are in registers at a time
 //   kFloatWords               words of many rows that meet these outputs before the next words do
@@ -32,9 +35,14 @@ inline constexpr int64_t kHalves = kGroup / kHalf;  // of a group
 
 #include "prelude/cpu/body_int8.hpp"
 
-template <class Eight, Packing kFew>
-struct FewDot : Eight {
+// Of weights of few bits, which are not signed.
+template <class Some, Packing kFew>
+struct FewDot : Some {
   static constexpr Packing kPacking = kFew;
+  static typename Some::Sums start(int32_t value) {
+    return Some::from(kFew == Packing::q4_k ? Some::kNothing : value);
+  }
+  static typename Some::Weight weight(const uint32_t* words) { return Some::as_they_are(words); }
 };
 
 // Sums of float32.
@@ -352,7 +360,7 @@ inline void multiply_block(const PackedArgs& a, const PackedRows& rows, int64_t 
 // Each block of rows fetches a part of the weights that are met next: else memory would rest while the processor
 // computes. Steps [first, last) of one group are followed by those of the next group; behind the last group before
 // the half `end`, by the steps from `last` on of the group of the half `begin`; behind the last steps, by the first
-// steps of the group at `end`. Weights of few bits keep the processor busy, not memory.
+// steps of the group at `end`.
 template <class Dot, int64_t kGroups>
 inline const char* ahead(const PackedArgs& a, int64_t half, int64_t begin, int64_t end, int64_t first, int64_t last,
                          int64_t steps) {
@@ -370,7 +378,7 @@ inline const char* ahead(const PackedArgs& a, int64_t half, int64_t begin, int64
 template <class Dot, int R, int P, bool kOpened>
 inline void multiply_halves(const PackedArgs& a, const PackedRows& rows, int64_t first_block, int64_t last_block,
                             int64_t half, int64_t last, float* room) {
-  constexpr bool kFloats = !quantizes(Dot::kPacking), kFetches = kFloats || Dot::kPacking == Packing::int8;
+  constexpr bool kFloats = !quantizes(Dot::kPacking);
   constexpr int64_t kGroups = P < kHalves ? 1 : P / kHalves, kBits = 20;
   int64_t steps = 0, each = 0, lines = group_words(a.weight.inputs, Dot::kPacking) / 16;
   if constexpr (kFloats) {
@@ -383,7 +391,7 @@ inline void multiply_halves(const PackedArgs& a, const PackedRows& rows, int64_t
   for (int64_t first = 0;; first += each) {
     const int64_t end = std::min(steps, first + each);
     if (kFloats) lines = (end - first) * kStep<Dot> / 16;
-    const int64_t of_row = kFetches ? (kGroups * lines << kBits) / (kGroups * kHalves / P * all) : 0;
+    const int64_t of_row = (kGroups * lines << kBits) / (kGroups * kHalves / P * all);
     for (int64_t at = half; at < whole; at += P) {
       const char* soon = ahead<Dot, kGroups>(a, at, half, whole, first, end, steps);
       const int64_t met = at % kHalves / P * all - first_row;

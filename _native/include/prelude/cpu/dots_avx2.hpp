@@ -20,16 +20,15 @@ inline Vec of_bytes(const int8_t* bytes) {
 template <bool kSix>
 inline void open_halves(const uint32_t* words, const uint32_t* two, int at, uint32_t* low, uint32_t* high) {
   const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words)), half = _mm256_set1_epi8(15);
-  __m256i above = _mm256_set1_epi8(-128), above_high = above;
+  __m256i lower = _mm256_and_si256(both, half), upper = _mm256_and_si256(_mm256_srli_epi32(both, 4), half);
   if constexpr (kSix) {
     const __m256i bits = _mm256_srli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(two)), at);
-    const __m256i place = _mm256_set1_epi8(48), more = _mm256_set1_epi8(96);
-    above = _mm256_add_epi8(_mm256_and_si256(_mm256_slli_epi32(bits, 4), place), more);
-    above_high = _mm256_add_epi8(_mm256_and_si256(bits, place), more);
+    const __m256i place = _mm256_set1_epi8(48);
+    lower = _mm256_or_si256(lower, _mm256_and_si256(_mm256_slli_epi32(bits, 4), place));
+    upper = _mm256_or_si256(upper, _mm256_and_si256(bits, place));
   }
-  const __m256i upper = _mm256_srli_epi32(both, 4);
-  _mm256_store_si256(reinterpret_cast<__m256i*>(low), _mm256_or_si256(_mm256_and_si256(both, half), above));
-  _mm256_store_si256(reinterpret_cast<__m256i*>(high), _mm256_or_si256(_mm256_and_si256(upper, half), above_high));
+  _mm256_store_si256(reinterpret_cast<__m256i*>(low), lower);
+  _mm256_store_si256(reinterpret_cast<__m256i*>(high), upper);
 }
 inline Vec of_pairs(const uint32_t* words, int part) {
   const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
@@ -39,6 +38,7 @@ inline Vec of_pairs(const uint32_t* words, int part) {
                                        : _mm256_and_si256(pairs, _mm256_set1_epi32(-65536)));
 }
 // Twelve vectors of sums, two of weights and an input.
+constexpr bool kPairSums = true;
 constexpr int kFloatRows = 6, kFloatWide = 1, kFloatWords = 384, kFloatSteps = 4;
 
 // Four rows by 16 outputs: eight vectors of sums, two of weights, each with its sizes, an input and what a step
@@ -77,4 +77,32 @@ struct Int8Dot {
     }
   }
   static Vec floats(const Sums& sums, int part) { return _mm256_castsi256_ps(sums.eights[part]); }
+};
+
+// Sums of few bits, two of 16 bits for an output: a block of them fits, of q6_k if it begins at the row's start. So a
+// step is two instructions.
+struct FewSums {
+  static constexpr int kRows = 4, kWide = 1;
+  static constexpr int32_t kNothing = 0;
+  struct Sums {
+    __m256i eights[2];
+  };
+  using Weight = Sums;
+  using Input = __m256i;
+  static Sums from(int32_t value) { return {{_mm256_set1_epi32(value), _mm256_set1_epi32(value)}}; }
+  static Weight as_they_are(const uint32_t* words) {
+    const auto* at = reinterpret_cast<const __m256i*>(words);
+    return {{_mm256_load_si256(at), _mm256_load_si256(at + 1)}};
+  }
+  static Input input(uint32_t word) { return _mm256_set1_epi32(static_cast<int>(word)); }
+  static void step(Sums& sums, const Weight& weight, Input input) {
+    for (int i = 0; i < 2; ++i) {
+      sums.eights[i] = _mm256_add_epi16(sums.eights[i], _mm256_maddubs_epi16(weight.eights[i], input));
+      asm("" : "+x"(sums.eights[i]));
+    }
+  }
+  static Vec floats(const Sums& sums, int part) {
+    const __m256i whole = _mm256_madd_epi16(sums.eights[part], _mm256_set1_epi16(1));
+    return _mm256_castsi256_ps(_mm256_add_epi32(whole, _mm256_set1_epi32(kNoSum)));
+  }
 };

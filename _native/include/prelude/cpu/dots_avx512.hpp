@@ -14,16 +14,16 @@ inline Vec of_bytes(const int8_t* bytes) {
 template <bool kSix>
 inline void open_halves(const uint32_t* words, const uint32_t* two, int at, uint32_t* low, uint32_t* high) {
   const __m512i both = _mm512_loadu_si512(words), half = _mm512_set1_epi8(15);
-  __m512i above = _mm512_set1_epi8(-128), above_high = above;
+  __m512i lower = _mm512_and_si512(both, half), upper = _mm512_and_si512(_mm512_srli_epi32(both, 4), half);
   if constexpr (kSix) {
     const __m512i bits = _mm512_srli_epi32(_mm512_loadu_si512(two), static_cast<unsigned>(at));
-    const __m512i place = _mm512_set1_epi8(48), more = _mm512_set1_epi8(96);
-    above = _mm512_add_epi8(_mm512_and_si512(_mm512_slli_epi32(bits, 4), place), more);
-    above_high = _mm512_add_epi8(_mm512_and_si512(bits, place), more);
+    const __m512i place = _mm512_set1_epi8(48);
+    // 0xF8: the first operand, or both of the others.
+    lower = _mm512_ternarylogic_epi32(lower, _mm512_slli_epi32(bits, 4), place, 0xF8);
+    upper = _mm512_ternarylogic_epi32(upper, bits, place, 0xF8);
   }
-  // 0xCA: the second operand where the first has a bit, else the third.
-  _mm512_store_si512(low, _mm512_ternarylogic_epi32(half, both, above, 0xCA));
-  _mm512_store_si512(high, _mm512_ternarylogic_epi32(half, _mm512_srli_epi32(both, 4), above_high, 0xCA));
+  _mm512_store_si512(low, lower);
+  _mm512_store_si512(high, upper);
 }
 inline Vec of_pairs(const uint32_t* words, int part) {
   const __m512i pairs = _mm512_loadu_si512(words);
@@ -31,6 +31,7 @@ inline Vec of_pairs(const uint32_t* words, int part) {
                                        : _mm512_and_si512(pairs, _mm512_set1_epi32(-65536)));
 }
 // 24 sums, two weights and an input fit in the registers.
+constexpr bool kPairSums = false;
 constexpr int kFloatRows = 12, kFloatWide = 2, kFloatWords = 192, kFloatSteps = 1;
 
 // Seven rows by 32 outputs: 14 sums of a block, as many of the blocks before it and two weights fit in the 32
@@ -41,8 +42,11 @@ struct Int8Dot {
   using Sums = __m512i;
   using Weight = __m512i;
   using Input = const uint32_t*;
-  static Sums start(int32_t value) { return _mm512_set1_epi32(value); }
-  static Weight weight(const uint32_t* words) { return _mm512_loadu_si512(words); }
+  static constexpr int32_t kNothing = kNoSum;
+  static Sums from(int32_t value) { return _mm512_set1_epi32(value); }
+  static Sums start(int32_t value) { return from(value); }
+  static Weight as_they_are(const uint32_t* words) { return _mm512_loadu_si512(words); }
+  static Weight weight(const uint32_t* words) { return as_they_are(words); }
   static Input input(const uint32_t& word) { return &word; }
   // The intrinsic of GCC 12 copies the sums on their way and runs out of registers: half the speed. The instruction
   // spreads the word itself: one fewer of each three.

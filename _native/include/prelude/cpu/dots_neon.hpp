@@ -19,21 +19,21 @@ inline Vec of_bytes(const int8_t* bytes) {
 template <bool kSix>
 inline void open_halves(const uint32_t* words, const uint32_t* two, int at, uint32_t* low, uint32_t* high) {
   const uint32x4_t both = vld1q_u32(words), half = vdupq_n_u32(0x0F0F0F0Fu);
-  uint32x4_t above = vdupq_n_u32(0x80808080u), above_high = above;
+  uint32x4_t lower = vandq_u32(both, half), upper = vandq_u32(vshrq_n_u32(both, 4), half);
   if constexpr (kSix) {
-    const uint32x4_t bits = vshlq_u32(vld1q_u32(two), vdupq_n_s32(-at));
-    const uint32x4_t place = vdupq_n_u32(0x30303030u), more = vdupq_n_u32(0x60606060u);
-    above = vaddq_u32(vandq_u32(vshlq_n_u32(bits, 4), place), more);
-    above_high = vaddq_u32(vandq_u32(bits, place), more);
+    const uint32x4_t bits = vshlq_u32(vld1q_u32(two), vdupq_n_s32(-at)), place = vdupq_n_u32(0x30303030u);
+    lower = vorrq_u32(lower, vandq_u32(vshlq_n_u32(bits, 4), place));
+    upper = vorrq_u32(upper, vandq_u32(bits, place));
   }
-  vst1q_u32(low, vorrq_u32(vandq_u32(both, half), above));
-  vst1q_u32(high, vorrq_u32(vandq_u32(vshrq_n_u32(both, 4), half), above_high));
+  vst1q_u32(low, lower);
+  vst1q_u32(high, upper);
 }
 inline Vec of_pairs(const uint32_t* words, int part) {
   const uint32x4_t pairs = vld1q_u32(words);
   return vreinterpretq_f32_u32(part == 0 ? vshlq_n_u32(pairs, 16) : vandq_u32(pairs, vdupq_n_u32(0xFFFF0000u)));
 }
 // 24 vectors of sums, four of weights and an input.
+constexpr bool kPairSums = false;
 constexpr int kFloatRows = 6, kFloatWide = 1, kFloatWords = 192, kFloatSteps = 1;
 
 // Exact int8 sums of three rows by 16 outputs: twelve vectors of a block, as many of the blocks before it, four of
@@ -50,14 +50,20 @@ struct Int8Sums {
     int8x16_t fours[4];
   };
   using Input = int8x16_t;
-  static Sums start(int32_t) {
-    const int32x4_t begin = vreinterpretq_s32_f32(vdupq_n_f32(kToInteger));
+  static constexpr int32_t kNothing = kNoSum;
+  static Sums from(int32_t value) {
+    const int32x4_t begin = vdupq_n_s32(value);
     return {{begin, begin, begin, begin}};
   }
-  static Weight weight(const uint32_t* words) {
+  static Sums start(int32_t) { return from(kNoSum); }
+  static Weight as_they_are(const uint32_t* words) {
     Weight w;
-    for (int i = 0; i < 4; ++i)
-      w.fours[i] = vreinterpretq_s8_u32(veorq_u32(vld1q_u32(words + 4 * i), vdupq_n_u32(0x80808080u)));
+    for (int i = 0; i < 4; ++i) w.fours[i] = vreinterpretq_s8_u32(vld1q_u32(words + 4 * i));
+    return w;
+  }
+  static Weight weight(const uint32_t* words) {
+    Weight w = as_they_are(words);
+    for (int8x16_t& four : w.fours) four = veorq_s8(four, vdupq_n_s8(-128));
     return w;
   }
   static Input input(uint32_t word) { return vreinterpretq_s8_u32(vdupq_n_u32(word)); }

@@ -29,13 +29,9 @@ inline Vec of_bytes(const int8_t* bytes) {
 template <bool kSix>
 inline void open_halves(const uint32_t* words, const uint32_t* two, int at, uint32_t* low, uint32_t* high) {
   for (int l = 0; l < kLanes; ++l) {
-    uint32_t above = 0x80808080u, above_high = above;
-    if constexpr (kSix) {
-      above = (two[l] >> at << 4 & 0x30303030u) + 0x60606060u;
-      above_high = (two[l] >> at & 0x30303030u) + 0x60606060u;
-    }
-    low[l] = (words[l] & 0x0F0F0F0Fu) | above;
-    high[l] = (words[l] >> 4 & 0x0F0F0F0Fu) | above_high;
+    const uint32_t bits = kSix ? two[l] >> at : 0;
+    low[l] = (words[l] & 0x0F0F0F0Fu) | (bits << 4 & 0x30303030u);
+    high[l] = (words[l] >> 4 & 0x0F0F0F0Fu) | (bits & 0x30303030u);
   }
 }
 inline Vec of_pairs(const uint32_t* words, int part) {
@@ -46,6 +42,7 @@ inline Vec of_pairs(const uint32_t* words, int part) {
   }
   return v;
 }
+constexpr bool kPairSums = false;
 constexpr int kFloatRows = 2, kFloatWide = 1, kFloatWords = 192, kFloatSteps = 1;
 
 struct Int8Dot {
@@ -60,16 +57,19 @@ struct Int8Dot {
   struct Input {
     int8_t byte[4];
   };
-  static Sums start(int32_t value) {
+  static constexpr int32_t kNothing = kNoSum;
+  static Sums from(int32_t value) {
     Sums sums;
     for (uint32_t& lane : sums.lane) lane = static_cast<uint32_t>(value);
     return sums;
   }
-  static Weight weight(const uint32_t* words) {
+  static Sums start(int32_t value) { return from(value); }
+  static Weight as_they_are(const uint32_t* words) {
     Weight w;
     std::memcpy(&w, words, sizeof w);
     return w;
   }
+  static Weight weight(const uint32_t* words) { return as_they_are(words); }
   static Input input(uint32_t word) {
     Input x;
     std::memcpy(&x, &word, sizeof x);

@@ -45,6 +45,7 @@ inline constexpr int kBlock = 32;           // inputs of int8 with a scale of th
 inline constexpr int kBlockWords = kBlock / 4;
 inline constexpr int kBlockGroupWords = kBlockWords * kGroup + kGroup / 2;  // of a block of a group, with the scales
 inline constexpr float kToInteger = 12582912.0f;      // 1.5 * 2^23: adding it rounds to an integer, the lowest bits
+inline constexpr int32_t kNoSum = 0x4B400000;         // its bits: an integer more is a number more
 inline constexpr float kLeastScaled = 1e-30f;         // a block of a row below it is zero in int8
 inline constexpr float kMostScaled = 65504.0f * 127;  // the largest weight of int8
 inline constexpr int kQ8Bytes = 2 + kBlock;           // of a block of Q8_0: its scale, its integers
@@ -119,7 +120,9 @@ struct PackedArgs {
 // others. Quantized
 // and by amx words[row][word], else words[block][word][row of the block]. Of integers a sum over a block of inputs
 // starts at kToInteger minus 128 times the sum of the row's integers, since a byte of a weight is 128 too large: as
-// bits of a float, so that the sum's bits are those of kToInteger plus the sum.
+// bits of a float, so that the sum's bits are those of kToInteger plus the sum. In q6_k it is minus 32 times; if a
+// kernel's sums of few bits are pairs of 16 bits, the start is two such numbers without kToInteger: of the two lower
+// inputs of each word, and of the upper ones.
 struct PackedRows {
   uint32_t* words;
   int64_t least;  // rows of a block
