@@ -263,6 +263,84 @@ static inline void put_places(uint64_t mask, uint32_t from, uint32_t* out) {
   for (; mask; mask &= mask - 1) *out++ = from + static_cast<uint32_t>(std::countr_zero(mask));
 }
 
+#if FASTTOKEN_LEVEL == 1
+
+// Here as with AVX-512, no branch asks for the length of a word, or for the entry that has it: in text that was not
+// seen before it would be guessed wrong once a word.
+static inline __m256i all_four(uint64_t value) { return _mm256_set1_epi64x(static_cast<int64_t>(value)); }
+static inline __m256i product(__m256i a, uint64_t factor) {
+  const __m256i by = all_four(factor), crossed = _mm256_mullo_epi32(a, _mm256_shuffle_epi32(by, 0xB1)),
+                upper = _mm256_add_epi32(_mm256_slli_epi64(crossed, 32), crossed);
+  return _mm256_add_epi64(_mm256_mul_epu32(a, by), _mm256_blend_epi32(_mm256_setzero_si256(), upper, 0xAA));
+}
+// So many of the lowest bits; all of them if the count is not 0 to 63.
+static inline __m256i lowest(__m256i of, __m256i count) {
+  const __m256i one = all_four(1);
+  return _mm256_and_si256(of, _mm256_sub_epi64(_mm256_sllv_epi64(one, count), one));
+}
+
+static inline void place_words(FoundWords& f, const WordTable::Probe& table) {
+  const __m256i used = all_four(~uint64_t{0} << WordTable::spare_bits),
+                wide_lines = all_four(uint64_t{1} << table.bits);
+  const __m128i down = _mm_cvtsi32_si128(64 - table.bits), up = _mm_cvtsi32_si128(table.bits);
+  for (size_t i = f.count; i < f.count + 4; ++i)
+    f.at[i + 1] = f.at[f.count];  // words of no bytes, which are not used
+  for (size_t i = 0; i < f.count; i += 4) {
+    const auto* const at = reinterpret_cast<const __m128i*>(f.at + i);
+    const auto* const next = reinterpret_cast<const __m128i*>(f.at + i + 1);
+    const __m256i size = _mm256_cvtepu32_epi64(_mm_sub_epi32(_mm_loadu_si128(next), _mm_loadu_si128(at))),
+                  bits = _mm256_slli_epi64(size, 3), wide = _mm256_cmpgt_epi64(size, all_four(7)),
+                  longer = _mm256_cmpgt_epi64(size, all_four(WordTable::longest));
+    const auto two = [&](size_t k) {  // words, k and the next but one
+      const auto one = [&](size_t n) {
+        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(f.base + f.at[i + n]));
+      };
+      return _mm256_inserti128_si256(_mm256_castsi128_si256(one(k)), one(k + 2), 1);
+    };
+    const __m256i even = two(0), odd = two(1);
+    const __m256i low = lowest(_mm256_unpacklo_epi64(even, odd), bits),
+                  behind = lowest(_mm256_unpackhi_epi64(even, odd), _mm256_sub_epi64(bits, all_four(64)));
+    const __m256i high = _mm256_or_si256(_mm256_slli_epi64(size, 56 + WordTable::spare_bits),
+                                         _mm256_slli_epi64(_mm256_and_si256(behind, wide), WordTable::spare_bits));
+    __m256i lows = product(low, WordTable::factors[0]);
+    lows = _mm256_and_si256(_mm256_xor_si256(lows, _mm256_srli_epi64(lows, 32)), used);
+    __m256i x = _mm256_blendv_epi8(_mm256_slli_epi64(low, WordTable::spare_bits), lows, wide);
+    x = product(_mm256_xor_si256(x, high), WordTable::factors[1]);
+    x = product(_mm256_xor_si256(x, _mm256_and_si256(_mm256_srli_epi64(x, 32), used)), WordTable::factors[2]);
+    // Of a longer word, what no entry has.
+    const __m256i rest = _mm256_or_si256(_mm256_sll_epi64(x, up), longer);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(f.rest + i), rest);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(f.low + i), _mm256_blendv_epi8(rest, low, wide));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(f.is_wide + i), wide);
+    const __m256i lines = _mm256_or_si256(_mm256_srl_epi64(x, down), _mm256_and_si256(wide, wide_lines)),
+                  packed = _mm256_permutevar8x32_epi32(lines, _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(f.line + i), _mm256_castsi256_si128(packed));
+    for (size_t k = 0; k < 4; ++k) table.fetch(f.line[i + k]);
+  }
+}
+
+static inline void find_words(FoundWords& f, const WordTable::Probe& table) {
+  const int64_t ids = (int64_t{1} << table.id_bits()) - 1;
+  const WordTable::Line* const lines = table.lines;
+  const __m256i own = _mm256_set1_epi64x(~ids);
+  for (size_t i = 0; i < f.count; ++i) {
+    const auto* const line = reinterpret_cast<const __m256i*>(lines + f.line[i]);
+    const __m256i first = _mm256_load_si256(line), second = _mm256_load_si256(line + 1);
+    // Of wide words, the first half of a line has the bytes, the second the entries.
+    const __m256i wide = all_four(f.is_wide[i]);
+    const __m256i same = _mm256_cmpeq_epi64(_mm256_and_si256(first, _mm256_or_si256(own, wide)), all_four(f.low[i]));
+    __m256i entries =
+        _mm256_and_si256(_mm256_cmpeq_epi64(_mm256_and_si256(second, own), all_four(f.rest[i])), second);
+    entries = _mm256_blendv_epi8(_mm256_or_si256(entries, _mm256_and_si256(same, first)),
+                                 _mm256_and_si256(entries, same), wide);
+    const __m128i two = _mm_or_si128(_mm256_castsi256_si128(entries), _mm256_extracti128_si256(entries, 1));
+    const int64_t entry = _mm_cvtsi128_si64(_mm_or_si128(two, _mm_unpackhi_epi64(two, two)));
+    f.ids[i] = static_cast<int32_t>((entry & ids) - 1);
+  }
+}
+
+#else
+
 static inline void place_words(FoundWords& f, const WordTable::Probe& table) {
   for (size_t i = 0; i < f.count; ++i) {
     // Of a longer word this is not used.
@@ -283,6 +361,8 @@ static inline void find_words(FoundWords& f, const WordTable::Probe& table) {
     f.ids[i] = static_cast<int32_t>(table.find_in({f.low[i], f.rest[i], f.line[i], size > 7}));
   }
 }
+
+#endif
 
 static inline size_t not_found(const FoundWords& f, uint32_t* out) {
   size_t n = 0;

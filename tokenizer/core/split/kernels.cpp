@@ -37,11 +37,12 @@ struct FoundWords {
   const char* base;  // the origin of places; 16 bytes can be read from where a word begins
   size_t count = 0;
   uint32_t at[most + 16];                    // where each begins, and where the last ends
-  uint64_t low[most + 16], rest[most + 16];  // as WordTable has them
+  uint64_t low[most + 16], rest[most + 16];  // as WordTable has them; low only of words of more than seven bytes
   uint32_t line[most + 16];
   int32_t ids[most + 16];                       // -1: not in its first line
   uint32_t narrow[most + 16], wide[most + 16];  // the numbers of the words of at most 7, of at most 15 bytes
   size_t narrow_count, wide_count;
+  uint64_t is_wide[most + 16];  // all ones or 0: with AVX2 in the place of these numbers
   // Of those that are added tokens, the numbers and the ids.
   size_t stop_count = 0;
   uint32_t stop_at[most];
