@@ -31,6 +31,7 @@ from bench.engine.cpu_start import SIDES as STARTS
 from bench.engine.cpu_start import start
 from bench.engine.llama_cpp import system_info
 from bench.engine.peers import (
+    Said,
     Way,
     decoder_peers,
     encoder_peers,
@@ -117,6 +118,26 @@ def near(wanted: np.ndarray, found: np.ndarray) -> bool:
     return wanted.ndim == 1 or float((found * wanted).sum(axis=1).min()) >= NEAR
 
 
+class Saying:
+    """A decoder's way. Called, it gives the logprob of the next token; ``timed`` says ``tokens``."""
+
+    def __init__(self, say: Said, tokens: int) -> None:
+        self.say, self.tokens = say, tokens
+
+    def __call__(self, prompts: list[list[int]]) -> np.ndarray:
+        return self.say(prompts, 1)
+
+    def timed(self, prompts: list[list[int]]) -> None:
+        if self.tokens > 1 and self.say(prompts, self.tokens).sum() != self.tokens * len(prompts):
+            raise SystemExit(f"a side did not say {self.tokens} tokens")
+        elif self.tokens == 1:
+            self.say(prompts, 1)
+
+
+def timed(way: Way, texts: list[list[int]]) -> Callable[[], Any]:
+    return partial(way.timed if isinstance(way, Saying) else way, texts)
+
+
 class Run:
     """The loads of one run."""
 
@@ -162,7 +183,8 @@ class Run:
         if wanted.ndim == 2:
             self.report.add(load, f"{side}: cosine", three((found * wanted).sum(axis=1).tolist()), "of 1")
         else:
-            self.report.add(load, f"{side}: difference of logprobs", (error, error, error), "nats")
+            beside = "" if ours == "prelude float32" else f" to {ours}"
+            self.report.add(load, f"{side}: difference of logprobs{beside}", (error, error, error), "nats")
 
     def measure(
         self,
@@ -176,24 +198,29 @@ class Run:
     ) -> None:
         load, texts = f"{model}, {name}", random_ids(counts)
         runs: dict[str, Callable[[], Any]] = {}
-        wanted = ours["prelude float32"](texts)
+        found = {side: way(texts) for side, way in ours.items()}
+        wanted = found["prelude float32"]
         for side, way in ours.items():
-            self.compare(load, "prelude float32", wanted, side, way(texts))
-            runs[side] = partial(way, texts)
+            self.compare(load, "prelude float32", wanted, side, found[side])
+            runs[side] = timed(way, texts)
         tried: dict[str, dict[str, str]] = {}
+        answers: dict[str, np.ndarray] = {}
         for peer, variants in peers.items():
-            ways = {one: partial(way, texts) for one, way in fed(variants, len(texts)).items()}
-            ways = {one: way for one, way in ways.items() if near(wanted, way())}
+            ways = {one: way for one, way in fed(variants, len(texts)).items() if near(wanted, way(texts))}
             if not ways:
                 self.left_out(load, peer, f"no variant has a cosine of {NEAR} to ours in float32")
                 continue
-            tried[peer] = {f"{peer}: {one}": one for one in fastest(ways)}
-            runs |= {key: ways[one] for key, one in tried[peer].items()}
+            tried[peer] = {
+                f"{peer}: {one}": one for one in fastest({one: timed(way, texts) for one, way in ways.items()})
+            }
+            runs |= {key: timed(ways[one], texts) for key, one in tried[peer].items()}
+            answers |= {key: ways[one](texts) for key, one in tried[peer].items()}
         times = paired(runs, self.options.rounds, warmup=0, rest=REST)
         chosen: dict[str, str] = {}
         for peer, keys in tried.items():
             best = min(keys, key=lambda key: times[key].median)
-            self.compare(load, "prelude float32", wanted, peer, runs[best]())
+            ours_like = PAIRS[peer] if wanted.ndim == 1 and PAIRS[peer] in found else "prelude float32"
+            self.compare(load, ours_like, found[ours_like], peer, answers[best])
             chosen[peer], times[peer] = keys[best], times[best]
             times = {key: one for key, one in times.items() if key not in keys}
         for side, one in times.items():
@@ -206,8 +233,10 @@ class Run:
                 self.report.add(load, f"{base} / {side}", ratio(times[base], times[side]), "x", reach, note)
         for kind in BYTES:
             side = f"prelude {kind}"
+            if side not in times:
+                continue
             for floor, least in floors(path, kind, counts, said, self.options.threads, self.rates).items():
-                if side in times and least > min(times[side].seconds) * 1e3:
+                if least > min(times[side].seconds) * 1e3:
                     self.left_out(load, f"{side}: floor by {floor}", "a run was faster")
                 else:
                     self.report.add(load, f"{side}: floor by {floor}", (least,) * 3, "ms")
@@ -290,7 +319,7 @@ class Run:
             tokens = TEXT if load == SAID else 1
 
             def of(variants: dict[str, Any], tokens: int = tokens) -> dict[str, Way]:
-                return {name: lambda prompts, say=say: say(prompts, tokens) for name, say in variants.items()}
+                return {name: Saying(say, tokens) for name, say in variants.items()}
 
             sides = {peer: of(variants) for peer, variants in peers.items()}
             self.measure(DECODER, load, path, DECODER_LOADS[load], tokens, of(said), sides)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -111,9 +112,9 @@ class Baseline:
                 out.append(torch.log_softmax(logits.float(), -1)[:, self.label_ids])
         return torch.cat(out).numpy()
 
-    def sorted_fours(self, sequences: list[list[int]]) -> np.ndarray:
+    def sorted(self, sequences: list[list[int]], batch: int) -> np.ndarray:
         order = np.argsort([len(sequence) for sequence in sequences])
-        found = self.padded([sequences[at] for at in order], 4)
+        found = self.padded([sequences[at] for at in order], batch)
         out = np.empty_like(found)
         out[order] = found
         return out
@@ -259,7 +260,7 @@ def main() -> None:
     check(
         "64 single decisions, sorted",
         lambda: engine.run_many(loads.mixed),
-        lambda: base.sorted_fours(mixed),
+        lambda: base.sorted(mixed, 4),
         tolerance,
     )
     check("64 questions on one state", questions, lambda: base.one_by_one(state), tolerance)
@@ -280,7 +281,7 @@ def main() -> None:
         lambda: engine.run_many(loads.mixed),
         {
             "one by one": lambda: base.one_by_one(mixed),
-            "sorted fours": lambda: base.sorted_fours(mixed),
+            **{f"sorted, {size} at once": partial(base.sorted, mixed, size) for size in (2, 4, 8, 16)},
             "one padded batch": lambda: base.padded(mixed, 64),
         },
         repeats,
@@ -291,8 +292,10 @@ def main() -> None:
         "64 questions on one state",
         lambda: engine.run(loads.state),
         {
-            "state reused, 64 at once": lambda: base.reusing_the_state(state, 64),
-            "state reused, batches of 8": lambda: base.reusing_the_state(state, 8),
+            **{
+                f"state reused, {size} at once": partial(base.reusing_the_state, state, size)
+                for size in (8, 16, 32, 64)
+            },
             "one pass": lambda: base.in_one_pass(state),
         },
         repeats,

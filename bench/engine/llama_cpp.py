@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 CONTEXT = 1024  # tokens of a sequence
 TYPES = ("BF16", "Q8_0")
@@ -56,20 +57,23 @@ class LlamaCpp:
         wanted.flash_attn_type = on if flash and not exact else off
         if exact:
             wanted.cache_type_k = wanted.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        wanted.cache_ram_mib = 0  # else a call may copy its keys and values
         wanted.verbosity = 0
         self._server = xllamacpp.Server(wanted)
 
-    def top(self, prompts: list[list[int]], count: int, tokens: int = 1) -> list[list[tuple[int, float]]]:
-        """For each prompt the next token's ``count`` best candidates, their ids and logprobs. ``tokens`` are said."""
-        body = {
-            "prompt": prompts,
-            "max_tokens": tokens,
-            "ignore_eos": True,
-            "logprobs": count,
-            "temperature": 0.0,
-            "cache_prompt": False,
-        }
-        found = self._server.handle_completions(body)
-        by_prompt = sorted(found["choices"], key=lambda choice: int(choice["index"]))
+    def top(self, prompts: list[list[int]], count: int) -> list[list[tuple[int, float]]]:
+        """For each prompt the next token's ``count`` best candidates, their ids and logprobs."""
+        choices = self._complete(prompts, max_tokens=1, logprobs=count)["choices"]
+        by_prompt = sorted(choices, key=lambda choice: int(choice["index"]))
         first = [choice["logprobs"]["content"][0]["top_logprobs"] for choice in by_prompt]
         return [[(int(one["id"]), float(one["logprob"])) for one in best] for best in first]
+
+    def say(self, prompts: list[list[int]], tokens: int) -> int:
+        """Say ``tokens`` behind each prompt, the likeliest, without their logprobs. Return how many were said."""
+        return int(self._complete(prompts, max_tokens=tokens)["usage"]["completion_tokens"])
+
+    def _complete(self, prompts: list[list[int]], **more: Any) -> dict[str, Any]:
+        greedy = {"temperature": 0.0, "samplers": ["temperature"]}
+        body = {"prompt": prompts, "ignore_eos": True, "cache_prompt": False, **greedy, **more}
+        found: dict[str, Any] = self._server.handle_completions(body)
+        return found

@@ -1,7 +1,7 @@
 """Prelude's peers, each in every way that its users run it; a load takes the fastest of those that are right.
 
 A peer has variants: a graph, an attention, a cache. Each takes token ids of texts, computes them at once and gives a
-row a text. Several texts are fed one by one, in fours sorted by length, and all at once.
+row a text. Several texts are fed one by one, in twos, fours and eights sorted by length, and all at once.
 
 llama.cpp is the package ``xllamacpp``. Its wheel is built for AVX2; for the processor at hand build its source
 package, which has llama.cpp in it (cmake, a C++ compiler and a quarter of an hour):
@@ -31,7 +31,7 @@ Way = Callable[[list[list[int]]], np.ndarray]
 """Token ids of texts to a row a text: of an encoder the mean of the last hidden states at length 1, of a decoder the
 logprob of the likeliest next token."""
 Said = Callable[[list[list[int]], int], np.ndarray]
-"""The same of a decoder that says so many tokens."""
+"""The same of a decoder; of more tokens than one, how many were said behind all prompts, without logprobs."""
 OURS = {
     "prelude auto": ("auto", None),
     "prelude float32": ("float32", None),
@@ -64,7 +64,9 @@ def in_batches(run: Way, size: int) -> Way:
 
 def fed(variants: dict[str, Way], count: int) -> dict[str, Way]:
     """Each variant in each way of feeding it so many texts."""
-    sizes = {"one by one": 1, "sorted fours": 4, "all at once": count} if count > 1 else {"alone": 1}
+    if count == 1:
+        return {f"{name}, alone": run for name, run in variants.items()}
+    sizes = {"one by one": 1, "sorted twos": 2, "sorted fours": 4, "sorted eights": 8, "all at once": count}
     return {f"{name}, {how}": in_batches(run, size) for name, run in variants.items() for how, size in sizes.items()}
 
 
@@ -170,9 +172,11 @@ def onnx_graphs(path: Path) -> dict[str, Path]:
 
 def onnx_int8(graphs: dict[str, Path]) -> dict[str, Path]:
     """Dynamic int8 of each graph behind ONNX Runtime's pre-processing, a scale a channel and a scale a weight. Signed
-    weights of 8 bits may saturate without VNNI; those of 7 bits and unsigned ones do not."""
-    from onnx import TensorProto
+    weights of 8 bits may saturate without VNNI; those of 7 bits and unsigned ones do not. And products of
+    blocks of 32 weights, each with a scale, by rows of int8."""
+    from onnx import TensorProto, load
     from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     types = {"DefaultTensorType": TensorProto.FLOAT}  # of what a fused operation gives
@@ -193,6 +197,11 @@ def onnx_int8(graphs: dict[str, Path]) -> dict[str, Path]:
             quant_pre_process(str(file), str(prepared), skip_symbolic_shape=True)
             options = {"per_channel": scales == "channel", "reduce_range": less, "weight_type": kind}
             quantize_dynamic(str(prepared), str(made), extra_options=types, **options)
+        blocks = found[f"{name}, blocks of 32, 8 bits"] = file.with_name(f"{file.stem}-blocks.onnx")
+        if not blocks.exists():
+            quantizer = MatMulNBitsQuantizer(load(file), 8, 32, is_symmetric=True, accuracy_level=4)
+            quantizer.process()
+            quantizer.model.save_model_to_file(str(blocks))
     return found
 
 
@@ -229,9 +238,11 @@ def encoder_peers(path: Path, threads: int) -> Iterator[tuple[str, Callable[[], 
 
 def our_decoder(engine: Engine) -> Said:
     def say(prompts: list[list[int]], tokens: int) -> np.ndarray:
-        params = SamplingParams(max_tokens=tokens, temperature=0.0, logprobs=1, ignore_eos=True)
+        logprobs = 1 if tokens == 1 else None
+        params = SamplingParams(max_tokens=tokens, temperature=0.0, logprobs=logprobs, ignore_eos=True)
         found = engine.run_many([Generate(ids, params) for ids in prompts])
-        assert all(len(one.token_ids) == tokens for one in found)
+        if tokens > 1:
+            return np.array([len(one.token_ids) for one in found])
         return np.array([one.logprobs[0].logprob for one in found])
 
     return say
@@ -256,13 +267,10 @@ def transformers_decoders(path: Path) -> dict[str, Said]:
                         min_new_tokens=tokens,
                         do_sample=False,
                         cache_implementation=cache,
-                        output_logits=True,
-                        return_dict_in_generate=True,
                     )
-                    logits = made.logits[0].float()
-                else:
-                    states = model.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-                    logits = model.lm_head(states[torch.arange(len(ids)), mask.sum(dim=1) - 1]).float()
+                    return np.array([made.shape[1] - ids.shape[1]])
+                states = model.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+                logits = model.lm_head(states[torch.arange(len(ids)), mask.sum(dim=1) - 1]).float()
             best: np.ndarray = logits.log_softmax(dim=1).amax(dim=1).numpy()
             return best
 
@@ -281,7 +289,9 @@ def llama_decoders(file: Path, threads: int) -> dict[str, Said]:
             at_once = 1 if len(prompts) == 1 else 16
             if at_once not in servers:
                 servers[at_once] = llama_cpp.LlamaCpp(file, threads, sequences=at_once, flash=flash)
-            return np.array([best[0][1] for best in servers[at_once].top(prompts, 1, tokens)])
+            if tokens > 1:
+                return np.array([servers[at_once].say(prompts, tokens)])
+            return np.array([best[0][1] for best in servers[at_once].top(prompts, 1)])
 
         return say
 
