@@ -123,7 +123,10 @@ WRITTEN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("part", [one.name for one in pkgutil.iter_modules(prelude.__path__) if one.ispkg])
+PARTS = {one.name for one in pkgutil.iter_modules(prelude.__path__) if one.ispkg} - {"_native", "cuda", "tokenizer"}
+
+
+@pytest.mark.parametrize("part", sorted(PARTS))
 def test_records_have_slots_and_are_closed(part: str) -> None:
     package = importlib.import_module(f"prelude.{part}")
     inside = pkgutil.walk_packages(package.__path__, f"prelude.{part}.")

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args
 
 import numpy as np
 
@@ -35,6 +36,7 @@ from prelude.readouts.batch import (
     SampleRows,
     StepResult,
 )
+from prelude.values import arrays
 
 VOCAB = 97
 UNWRITTEN, UNDEFINED = -7, -8  # UNDEFINED: the content after a step that failed
@@ -67,6 +69,18 @@ def vector_of(sequence: list[int]) -> np.ndarray:
     return logits_of(sequence)[:8].astype(np.float32)
 
 
+def assert_types(record: Any) -> None:
+    """The arrays of a batch have the types that its fields declare."""
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, np.ndarray):
+            [declared] = get_args(getattr(arrays, str(field.type).removesuffix(" | None")))[1].__args__
+            assert value.dtype == declared, f"{type(record).__name__}.{field.name}: {value.dtype}"
+        for one in value if isinstance(value, tuple) else [value]:
+            if is_dataclass(one):
+                assert_types(one)
+
+
 class ToyExecutor:
     def __init__(self, num_blocks: int = 64, block_size: int = 4, delay: float = 0.0) -> None:
         self.block_size = block_size
@@ -82,6 +96,7 @@ class ToyExecutor:
         return ExecutorLimits(VOCAB, 4096, 8, 3, self.block_size, self.num_blocks, 8, 64, 0, "toy", "float64")
 
     def submit(self, batch: ForwardBatch) -> Any:
+        assert_types(batch)
         self.batches.append(batch)
         return batch
 

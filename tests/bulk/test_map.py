@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncIterator, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -180,8 +181,23 @@ def test_bad_arguments_are_refused_at_the_call(engine: Engine, given: dict[str, 
         engine.map(arguments.pop("task"), arguments.pop("rows"), **arguments)
 
 
+def hold(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Window ``number`` waits until the one behind it has ended."""
+    run_many, behind, windows = AsyncEngine.run_many, asyncio.Event(), count()
+
+    async def held(self: AsyncEngine, *given: Any, **options: Any) -> list[Any]:
+        if (at := next(windows)) == number:
+            await behind.wait()
+        found = await run_many(self, *given, **options)
+        if at == number + 1:
+            behind.set()
+        return found
+
+    monkeypatch.setattr(AsyncEngine, "run_many", held)
+
+
 class TestAsync:
-    def test_the_results_of_the_twin(self, engine: Engine) -> None:
+    def test_the_results_of_the_twin(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         rows = texts(50)
 
         async def given() -> AsyncIterator[str]:
@@ -197,11 +213,14 @@ class TestAsync:
             found = asyncio.run(run(source, True))
             assert [one.index for one in found] == list(range(50))
             assert [one.get() for one in found] == want
+        hold(monkeypatch, 0)
         found = asyncio.run(run(rows, False))
-        assert sorted(one.index for one in found) == list(range(50))
+        assert sorted(one.index for one in found) == list(range(50)) and found[0].index in range(8, 16)
         assert [one.get() for one in sorted(found, key=lambda one: one.index)] == want
 
-    def test_a_map_that_is_left_gives_everything_back(self, engine: Engine) -> None:
+    def test_a_map_that_is_left_gives_everything_back(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        hold(monkeypatch, 1)
+
         async def run() -> None:
             mapped = AsyncEngine(engine).map(decide, texts(200), window=50)
             async for one in mapped:

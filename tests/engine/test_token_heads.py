@@ -62,6 +62,7 @@ def test_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
             assert found.scores.sum(axis=1) == pytest.approx(np.ones(len(ids)), abs=1e-6)
             assert found.positions.tolist() == list(range(len(ids))) and found.token_ids.tolist() == ids
             assert np.array_equal(engine.classify_tokens(ids).logits, found.logits)
+        assert engine.explain(ClassifyTokens([5], activation="sigmoid")).activation == "sigmoid"
         with pytest.raises(InvalidRequest, match="reads single tokens; it serves classify_tokens"):
             engine.classify([5])
 

@@ -210,12 +210,12 @@ def test_classification_head(tmp_path: Path, make_engine: Make, family: str) -> 
     path = make_checkpoint(tmp_path / "head", family=family, kind="ForSequenceClassification", num_labels=3)
     engine = make_engine(path)
     got = engine.classify(STATE)
-    ids = engine.explain(Classify(STATE)).token_ids.tolist()
+    ids = (said := engine.explain(Classify(STATE))).token_ids.tolist()
     model = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32).eval()
     with torch.inference_mode():
         want = model(torch.tensor([ids])).logits[0].numpy()
     assert got.logits == pytest.approx(want, abs=1e-4)
-    assert got.scores.sum() == pytest.approx(1, abs=1e-6)
+    assert got.scores.sum() == pytest.approx(1, abs=1e-6) and said.activation == "softmax"
     assert engine.classify(STATE, activation="none").scores == pytest.approx(want, abs=1e-4)
     assert got.labels == ("LABEL_0", "LABEL_1", "LABEL_2") and got.label == got.labels[int(want.argmax())]
     with pytest.raises(InvalidRequest, match="a language-model head, and this model has no such head: "):

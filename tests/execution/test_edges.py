@@ -15,9 +15,10 @@ from prelude.cpu.executor import CpuExecutor
 from prelude.cpu.hidden_rows import best, log_normalisers, logprobs_of
 from prelude.errors import EngineClosed
 from prelude.execution.executor import Executor
+from prelude.execution.layout import PendingTokens
 from prelude.models.arrays import Array
 from prelude.models.packed import PackedLinear
-from prelude.readouts.batch import DecodeBatch, LogprobRows, MixedBatch, OneShotBatch, PooledRows
+from prelude.readouts.batch import DecodeBatch, LogprobRows, MixedBatch, OneShotBatch, PooledRows, SampleOutput
 from tests.checkpoints import save_model
 from tests.execution.helpers import (
     Model,
@@ -48,6 +49,14 @@ def test_raw_logits_are_those_of_the_whole_vocabulary(model: Model) -> None:
     normalised = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     assert np.abs(normalised - logprobs).max() < 1e-5 and raw.lm_head_rows == 0
     assert np.abs(logits - logprobs).max() > 0.1
+
+
+def test_rows_that_name_tokens_get_those_of_the_step_before() -> None:
+    pending, rows = PendingTokens(), decode_rows([-2, 5], [1, 1], [[0], [1]])
+    pending.keep((SampleOutput(i32([7, 9])),))
+    mixed = pending.resolved(MixedBatch(prompts(random_ids(0, 3)), (), rows, None))
+    for found in (pending.resolved(DecodeBatch(rows, sampling([0, 1]))).rows, mixed.decode):  # type: ignore[union-attr]
+        assert found.token_ids.tolist() == [9, 5] and found.token_ids.dtype == np.int32
 
 
 @pytest.mark.feature("A9")

@@ -176,24 +176,28 @@ def test_scattered_rows_of_a_segment(model: Model) -> None:
 
 @pytest.mark.parametrize("kind", ["model", "windowed"])
 def test_shared_context_in_the_pool(kind: str, request: pytest.FixtureRequest) -> None:
-    """Roots that continue the same blocks, one of them empty with a child, beside one that continues others."""
+    """Roots that continue the same blocks, one of them empty with two children, beside one that continues others,
+    and a branch that stands behind its elder one."""
     model: Model = request.getfixturevalue(kind)
     executor = model.executor()
     state, other = random_ids(0, 48), random_ids(1, 32)
     fill = slices([Segment(state, write=[9, 2, 5]), Segment(other, write=[7, 30])])
     run(executor, OneShotBatch(fill, all_logprobs(ends(fill))))
-    tails = [random_ids(10 + i, n) for i, n in enumerate((5, 8, 1, 6))]
+    tails = [random_ids(10 + i, n) for i, n in enumerate((5, 8, 1, 6, 3, 4, 7, 2))]
     s = slices(
         [
             Segment(tails[0], context=48, blocks=[9, 2, 5]),
             Segment(tails[1], context=32, blocks=[7, 30]),
             Segment(tails[2], context=40, blocks=[9, 2, 5]),
             Segment(random_ids(0, 0), context=48, blocks=[9, 2, 5]),
-            Segment(tails[3], parent=3),
+            *[Segment(tail, parent=3) for tail in tails[3:5]],
+            Segment(tails[5]),
+            *[Segment(tail, parent=6) for tail in tails[6:]],
         ]
     )
-    whole = [(state, 0), (other, 1), (state[:40], 2), (state, 3)]
-    theirs = np.stack([model.logprobs(np.concatenate([head, tails[i]]))[-1] for head, i in whole])
+    s.positions[-2:] += len(tails[6])
+    heads = [state, other, state[:40], state, state, state[:0], tails[5], np.concatenate(tails[5:7])]
+    theirs = np.stack([model.logprobs(np.concatenate(pair))[-1] for pair in zip(heads, tails)])
     assert np.abs(last_logprobs(executor, s) - theirs).max() < 1e-4
 
 

@@ -260,6 +260,10 @@ def test_a_step_after_a_pause_keeps_its_threads_off_the_processor_of_its_own(bou
         assert os.sched_getaffinity(other) == places - {bound}
         governor.look()
         assert os.sched_getaffinity(other) == places, "it runs by now"
+    now += 0.1
+    os.sched_setaffinity(0, places)
+    with governor.of(2):
+        assert os.sched_getaffinity(0) == places, "its own thread goes where it may"
 
 
 QUOTAS = [

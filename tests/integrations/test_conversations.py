@@ -376,8 +376,12 @@ def test_langchain_names_the_message_that_it_cannot_read(entrances: Entrances) -
 
 @pytest.mark.parametrize(
     "part",
-    [IMAGE, {"type": "image", "base64": "AAAA", "mime_type": "image/png"}, {"type": "input_file", "file_id": "f"}],
-)
+    [
+        IMAGE, {"type": "image", "base64": "AAAA", "mime_type": "image/png"}, {"type": "input_file", "file_id": "f"},
+        {"type": "document", "source": {"type": "base64", "data": "AAAA"}}, {"type": "video", "url": "http://x"},
+        {"type": "file", "file_data": "AAAA"}, {"type": "input_audio", "input_audio": {"data": "AAAA"}},
+    ],
+)  # fmt: skip
 def test_an_image_inside_an_object_is_refused(entrances: Entrances, part: Any) -> None:
     state = {"plan": "pro", "messages": [{"role": "user", "content": [text("hi"), part]}]}
     for entrance in (Entrances.decide, Entrances.systemone, Entrances.langchain):

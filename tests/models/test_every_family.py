@@ -44,7 +44,10 @@ ROPE_KEYS = (
     *("attention_factor", "short_factor", "long_factor", "low_freq_factor", "high_freq_factor", "beta_fast"),
     *("beta_slow", "mscale", "mscale_all_dim", "truncate", "full_attention"),
 )
-COUNTS = (("num_hidden_layers", "n_layers"), ("num_attention_heads", "n_heads"), ("vocab_size",))
+COUNTS = (
+    *(("num_hidden_layers", "n_layers"), ("num_attention_heads", "n_heads"), ("intermediate_size", "hidden_dim")),
+    *(("vocab_size",), ("max_position_embeddings",)),
+)
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -87,6 +90,7 @@ def test_sizes_that_no_network_has_are_refused(architecture: str) -> None:
         for value in (0, -1, 10**9, "4", 2.5, None, True):
             reason = refusal(changed(base, key, value))
             assert reason is not None and key in reason and len(reason) <= 500, (value, reason)
+        assert f"{key} is 1, the limits" not in (refusal(changed(base, key, 1)) or "")
 
 
 @pytest.mark.fault(43)

@@ -237,7 +237,8 @@ def test_a_cross_encoder_ranks_pairs(family: str, tmp_path: Path) -> None:
         assert [item.score for item in ranking] == sorted((item.score for item in ranking), reverse=True)
         raw = engine.run(Rerank("w1", "w2", activation="none"))
         assert raw.score == pytest.approx(float(engine.classify(("w1", "w2")).logits[0]), abs=1e-6)
-        assert engine.explain(Rerank("w1", "w2")).recipe == "cross-encoder"
+        said = engine.explain(Rerank("w1", "w2"))
+        assert (said.recipe, said.activation) == ("cross-encoder", "sigmoid")
         with pytest.raises(RecipeError, match="as a pair"):
             engine.rerank("w1", documents, recipe="qwen3-reranker")
         read = engine.explain(Rerank("w1", "w5", instruction="w2 w3 ")).token_ids.tolist()

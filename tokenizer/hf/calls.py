@@ -152,7 +152,7 @@ def pad(
     strategy, _, length, _ = self._get_padding_truncation_strategies(
         padding=padding, max_length=max_length, verbose=verbose
     )
-    if not sizes or strategy.value == "do_not_pad" or not set(rows) <= set(fills) or None in fills.values():
+    if not sizes or strategy.value == "do_not_pad" or not set(rows) <= set(fills):
         return None
     if any(one != sizes for one in lengths.values()) or any(one.dtype != np.int64 for one in flat.values()):
         return None
