@@ -24,6 +24,7 @@
 #include "split/blanks.hpp"
 #include "split/pretokenizers.hpp"
 #include "split/words.hpp"
+#include "text/bmp_set.hpp"
 #include "text/offsets.hpp"
 #include "vocab/decoders.hpp"
 #include "vocab/token_bytes.hpp"
@@ -442,7 +443,7 @@ class Tokenizer {
   template <class Sink>
   bool make_between_blanks(std::string_view stretch, uint32_t base, bool align, Scratch& s, Sink& sink) const {
     const char* const end = stretch.data() + stretch.size();
-    const bool plain = !plain_.empty() && utf8_unmarked(plain_.data(), stretch.data(), end, [] {}) == end;
+    const bool plain = plain_.span(stretch.data(), end, [] {}) == end;
     s.text.start(stretch, base, align, s.growth);
     if (!plain && !normalizer_.apply_between(*blanks_, s.text, s.pre.normalizer)) return false;
     if (align && s.text.touched() && normalizer_.has_charsmap()) return false;  // it may shift what comes behind
@@ -551,7 +552,7 @@ class Tokenizer {
   std::array<bool, 256> strips_behind_{};  // the last bytes of added tokens that take the white space behind them
   WordCaches caches_;
   CharSpans spans_;
-  TableArray<uint64_t> plain_;  // a set of utf8_unmarked(): what no normalizer changes between blanks, and no space
+  BmpSet plain_;  // what no normalizer changes between blanks, and no space
 };
 
 }  // namespace fasttoken

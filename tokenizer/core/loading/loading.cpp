@@ -331,13 +331,12 @@ void Tokenizer::index_wide_spans() {
     becomes = utf8_at(made.data());
     return all.begin == 0 && all.end == text.size() ? Kind::kept : Kind::other;
   };
-  plain_.assign(0x10000 / 64, 0);
-  for (uint32_t c = ' ' + 1; c < 0x10000; ++c) {
+  for (uint32_t c = ' ' + 1; c < BmpSet::end; ++c) {
     if (graphemes().flags(c) & joins_others || c == blanks_->mark || (c >= 0xD800 && c < 0xE000)) continue;
     std::optional<Kind> one, &kind = c >= 0x80 && normalizer_.goes_by_record(c) ? of_record[u.record(c)] : one;
     uint32_t becomes = c;
     if (!kind) kind = try_out(c, becomes);
-    if (*kind == Kind::kept && becomes == c) plain_[c >> 6] |= uint64_t{1} << (c & 63);
+    if (*kind == Kind::kept && becomes == c) plain_.add(c);
     const bool own = *kind == Kind::kept && spans_.fuses() && model_.unigram.is_foreign(becomes);
     if (c >= 0x80) spans_.add_wide(c, own ? Kind::own : *kind);
   }

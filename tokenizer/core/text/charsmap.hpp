@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "errors.hpp"
+#include "text/bmp_set.hpp"
 #include "text/text.hpp"
 #include "unicode/graphemes.hpp"
 
@@ -50,7 +51,7 @@ class Charsmap {
     };
     for (const char* p = base; p < end;) {
       const char* const run = p;
-      p = utf8_unmarked(calm_.data(), p, end, [] {});
+      p = calm_.span(p, end, [] {});
       if (p == end) break;
       if (p > run) p = utf8_back(p);  // it may be in a cluster with the next one
       const char* const stop = clusters.next(p, end);
@@ -71,7 +72,7 @@ class Charsmap {
   }
 
   // Whether no key is a beginning of the character; false for those of four bytes.
-  bool keeps(uint32_t c) const { return c < 0x10000 && kept_[c >> 6] >> (c & 63) & 1; }
+  bool keeps(uint32_t c) const { return kept_.has(c); }
 
  private:
   // Characters with HF's numbers: where a text is longer than the characters that it replaces, its last ones are
@@ -117,14 +118,14 @@ class Charsmap {
   };
 
   void index_characters() {
-    kept_.assign(0x10000 / 64, UINT64_MAX);
+    kept_.add_all();
     forget(offset(units_[0]), 0, 0x00, 0x80, 0);
     forget(offset(units_[0]), 0, 0xC0, 0xE0, 1);
     forget(offset(units_[0]), 0, 0xE0, 0xF0, 2);
-    kept_[0] &= ~(uint64_t{1} << '\r');  // it may be in a cluster
+    kept_.remove('\r');  // it may be in a cluster
     calm_ = kept_;
-    for (uint32_t c = 0x80; c < 0x10000; ++c)
-      if (graphemes().flags(c) & joins_others) calm_[c >> 6] &= ~(uint64_t{1} << (c & 63));
+    for (uint32_t c = 0x80; c < BmpSet::end; ++c)
+      if (graphemes().flags(c) & joins_others) calm_.remove(c);
   }
   // The characters that begin with a key: `begun` is the bits of their first bytes, read up to `at`, the next is from
   // .. to, and `more` come behind it.
@@ -134,8 +135,7 @@ class Charsmap {
       if (label(unit) != byte) continue;
       const uint32_t bits = begun << 6 | (byte - from);  // the bits of a byte of this place
       if (has_value(unit))
-        for (uint32_t c = bits << (6 * more); c < (bits + 1) << (6 * more); ++c)
-          kept_[c >> 6] &= ~(uint64_t{1} << (c & 63));
+        for (uint32_t c = bits << (6 * more); c < (bits + 1) << (6 * more); ++c) kept_.remove(c);
       else if (more)
         forget(at ^ byte ^ offset(unit), bits, 0x80, 0xC0, more - 1);
     }
@@ -248,8 +248,8 @@ class Charsmap {
 
   std::vector<uint32_t> units_;
   std::string texts_;
-  // Sets of utf8_unmarked(): characters that begin with no key; of these the ones that are in no cluster with others.
-  std::vector<uint64_t> kept_, calm_;
+  // Characters that begin with no key; of these the ones that are in no cluster with others.
+  BmpSet kept_, calm_;
 };
 
 }  // namespace fasttoken

@@ -11,6 +11,7 @@
 
 #include "encoded.hpp"
 #include "memory/table_array.hpp"
+#include "text/bmp_set.hpp"
 #include "text/utf8.hpp"
 #include "unicode/unicode.hpp"
 
@@ -94,14 +95,11 @@ class CharSpans {
   bool fuses() const { return fuses_; }
   // kept, own or other, of characters from 0x80 to 0xFFFF; those of the others are other.
   void add_wide(uint32_t c, Kind kind) {
-    for (auto* rows : {&kept_, &own_})
-      if (rows->empty()) rows->assign(0x10000 / 64, 0);
-    if (kind != other) (kind == own ? own_ : kept_)[c >> 6] |= uint64_t{1} << (c & 63);
+    if (kind != other) (kind == own ? own_ : kept_).add(c);
   }
   Kind kind_at(const char* p) const {
     if (const unsigned char c = static_cast<unsigned char>(*p); c < 0x80) return ascii_[c];
-    if (own_.empty()) return other;
-    return utf8_marked(own_.data(), p) ? own : utf8_marked(kept_.data(), p) ? kept : other;
+    return own_.has_wide(p) ? own : kept_.has_wide(p) ? kept : other;
   }
 
   void reserve(size_t ids) { counts_.assign(ids, 0); }
@@ -185,7 +183,7 @@ class CharSpans {
       out[i].begin = marked ? before : at;
       if (now == own && (!fuses_ || count == unsaid)) {
         if (fuses_)
-          p = utf8_unmarked(own_.data(), p, end, [&] { ++at; });
+          p = own_.span(p, end, [&] { ++at; });
         else
           p = behind(p), ++at;
         now = look(p);
@@ -203,7 +201,7 @@ class CharSpans {
   }
 
   TableArray<uint16_t> counts_;
-  TableArray<uint64_t> kept_, own_;  // sets of utf8_unmarked()
+  BmpSet kept_, own_;
   Of of_ = Of::bytes;
   bool marked_ = false, fuses_ = false;
   std::array<Kind, 128> ascii_{};

@@ -55,34 +55,6 @@ inline uint32_t utf8_row(const char* p) {
   return (u[0] & 0x07u) << 12 | (u[1] & 0x3Fu) << 6 | (u[2] & 0x3Fu);
 }
 
-// Sets of characters of at most three bytes are rows of 64 bits, a row for characters that agree in all bytes but the
-// last. Of a character from U+0080 on:
-[[gnu::always_inline]] inline bool utf8_marked(const uint64_t* rows, const char* p) {
-  const unsigned char first = static_cast<unsigned char>(*p);
-  return first < 0xF0 && rows[utf8_row(p)] >> (p[first < 0xE0 ? 1 : 2] & 63) & 1;
-}
-// The first character from p on that is not in the set, or `end`; calls each() for those before it.
-template <class F>
-[[gnu::always_inline]] inline const char* utf8_unmarked(const uint64_t* rows, const char* p, const char* end,
-                                                        F&& each) {
-  const auto byte = [](const char* at) { return static_cast<unsigned char>(*at); };
-  for (;; each()) {
-    for (; end - p >= 3; p += 3, each()) {
-      const uint32_t row = byte(p) * 64u + byte(p + 1) - (0xE0u * 64 + 0x80);  // of three bytes, if it is one
-      if (row >= 0x10000 / 64) break;
-      if (!(rows[row] >> (byte(p + 2) & 63) & 1)) return p;
-    }
-    if (p == end) return p;
-    if (byte(p) < 0x80) {
-      if (!(rows[byte(p) >> 6] >> (byte(p) & 63) & 1)) return p;
-      ++p;
-    } else {
-      if (!utf8_marked(rows, p)) return p;
-      p += byte(p) < 0xE0 ? 2 : 3;
-    }
-  }
-}
-
 // The start of the character before p.
 inline const char* utf8_back(const char* p) {
   do --p;

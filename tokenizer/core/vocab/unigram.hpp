@@ -22,6 +22,7 @@
 
 #include "memory/scratch_vector.hpp"
 #include "memory/table_array.hpp"
+#include "text/bmp_set.hpp"
 #include "text/utf8.hpp"
 #include "vocab/byte_trie.hpp"
 #include "vocab/vocab.hpp"
@@ -55,8 +56,8 @@ class Unigram {
   // False: its trie would be too sparse.
   bool finish_loading(const Vocab& vocab) {
     double least = std::numeric_limits<double>::infinity();
-    foreign_.assign(0x10000 / 64, UINT64_MAX);
-    foreign_[0] = foreign_[1] = 0;
+    foreign_.add_all();
+    for (uint32_t c = 0; c < 0x80; ++c) foreign_.remove(c);
     std::vector<ByteTrie::Entry> entries;
     for (uint32_t id = 0; id < vocab.end(); ++id) {
       least = std::min(least, score(id));
@@ -64,7 +65,7 @@ class Unigram {
       const std::string_view token = vocab.text(id);
       entries.push_back({token, id});
       for (const char *p = token.data(), *end = p + token.size(); p < end;)
-        if (const uint32_t c = utf8_next(p); c < 0x10000) foreign_[c >> 6] &= ~(uint64_t{1} << (c & 63));
+        if (const uint32_t c = utf8_next(p); c < BmpSet::end) foreign_.remove(c);
     }
     unknown_score_ = std::bit_cast<uint64_t>(least - 10.0);
     fallback_ = vocab.byte_tokens();
@@ -78,7 +79,7 @@ class Unigram {
   void tables(auto& io) { io(trie_, scores_, foreign_, fallback_, unknown_score_); }
 
   // False: a token may have the character; ASCII and characters of four bytes are not looked at.
-  bool is_foreign(uint32_t c) const { return c < 0x10000 && foreign_[c >> 6] >> (c & 63) & 1; }
+  bool is_foreign(uint32_t c) const { return foreign_.has(c); }
 
   // Calls put(id, begin, end, is_text) for each token of the piece, which is not empty. is_text: the token is
   // unknown, and shown as the text that it stands for.
@@ -93,7 +94,7 @@ class Unigram {
     };
     double sum = 0;
     for (uint32_t begin = 0; begin < n;) {
-      const char* const known = utf8_unmarked(foreign_.data(), piece.data() + begin, piece.data() + n,
+      const char* const known = foreign_.span(piece.data() + begin, piece.data() + n,
                                               [&] { sum += std::bit_cast<double>(unknown_score_); });
       if (known > piece.data() + begin) {
         if (unknown_from == none) unknown_from = begin;
@@ -177,8 +178,8 @@ class Unigram {
   }
 
   ByteTrie trie_;
-  TableArray<uint64_t> scores_;   // bits of doubles, by id
-  TableArray<uint64_t> foreign_;  // a set of utf8_unmarked()
+  TableArray<uint64_t> scores_;  // bits of doubles, by id
+  BmpSet foreign_;
   std::array<uint32_t, 256> fallback_{};
   uint64_t unknown_score_ = 0;
 };
