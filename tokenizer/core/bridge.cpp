@@ -66,7 +66,7 @@ CallIds::~CallIds() {
 }
 
 std::string_view CallIds::utf8(const void* characters, size_t n, int width) {
-  if (text_.empty()) std::swap(text_, scratch_.utf8);
+  if (text_.empty()) std::swap(text_, Tokenizer::scratch().utf8);  // rows are made by other threads too
   const size_t room = n * static_cast<size_t>(std::min(width + 1, 4)) + transcode_margin;
   if (text_.size() < room) text_ = ScratchVector<char>(room);
   const size_t size = utf8_of(characters, n, width, text_.data());
