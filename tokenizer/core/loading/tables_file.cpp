@@ -4,7 +4,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <vector>
+#include <memory>
 
 #ifdef _WIN32
 #include <io.h>
@@ -70,29 +70,37 @@ bool is_local([[maybe_unused]] int file) {
 
 }  // namespace
 
-inline void Digest::block(const char* p, Lanes& to) const {
-  uint64_t w[2 * lanes];
-  std::memcpy(w, p, sizeof w);
-  for (size_t i = 0; i < lanes; ++i)
-    to[i] = std::rotl(to[i], 23) + fold(w[2 * i] ^ key_[lanes + i], w[2 * i + 1] ^ to[i]);
+Digest::Digest(const Key& key) : key_(key), lanes_{key[4], key[5]} {
+  uint64_t last = key[6];
+  for (uint64_t i = 0; i < words; ++i)
+    last = drawn_[i] = fold(key[i % 8] + (i + 1) * 0x9E3779B97F4A7C15u, last ^ 0xD6E8FEB86659FD93u) + key[i / 8 % 8];
+}
+
+void Digest::block(const char* p) {
+  __uint128_t sum = 0;
+#pragma GCC unroll 64
+  for (size_t i = 0; i < words; i += 2) {
+    uint64_t w[2];
+    std::memcpy(w, p + 8 * i, sizeof w);
+    sum += static_cast<__uint128_t>(w[0] + drawn_[i]) * (w[1] + drawn_[i + 1]);
+  }
+  for (size_t i = 0; i < lanes_.size(); ++i)
+    lanes_[i] = std::rotl(lanes_[i], 23) +
+                fold(static_cast<uint64_t>(sum) ^ key_[i], static_cast<uint64_t>(sum >> 64) ^ lanes_[i]);
 }
 
 void Digest::add(const char* p, size_t n) {
   bytes_ += n;
-  Lanes now = lanes_;  // in registers: through memory a block would wait for the one before it
-  for (; n >= wide; p += wide, n -= wide) block(p, now);
+  for (; n >= wide; p += wide, n -= wide) block(p);
+  if (n == 0) return;
   char last[wide] = {};
   std::memcpy(last, p, n);
-  last[wide - 1] = static_cast<char>(n + 1);  // a part as wide as a block is not the last one
-  block(last, now);
-  lanes_ = now;
+  block(last);
 }
 
 Digest::Value Digest::value() const {
-  uint64_t a = fold(lanes_[0] ^ key_[4], lanes_[1] ^ key_[5]) ^ bytes_;
-  uint64_t b = fold(lanes_[2] ^ key_[6], lanes_[3] ^ key_[7]) + bytes_;
-  return {fold(a ^ key_[0], b ^ key_[1]) + lanes_[0] + lanes_[2],
-          fold(a ^ key_[2], b ^ key_[3]) + lanes_[1] + lanes_[3]};
+  const uint64_t a = lanes_[0] ^ bytes_, b = lanes_[1] + bytes_;
+  return {fold(a ^ key_[0], b ^ key_[1]) + a, fold(a ^ key_[2], b ^ key_[3]) + b};
 }
 
 Digest::Value digest_of(std::string_view content, const Digest::Key& key) {
@@ -104,11 +112,11 @@ Digest::Value digest_of(std::string_view content, const Digest::Key& key) {
 
 Digest::Value digest_of(int file, const Digest::Key& key) {
   Digest digest(key);
-  std::vector<char> buffer(Digest::chunk);
+  const auto buffer = std::make_unique_for_overwrite<char[]>(Digest::chunk);
   for (;;) {
-    size_t n = read_some(file, buffer.data(), buffer.size());
-    if (n) digest.add(buffer.data(), n);
-    if (n < buffer.size()) return digest.value();
+    size_t n = read_some(file, buffer.get(), Digest::chunk);
+    digest.add(buffer.get(), n);
+    if (n < Digest::chunk) return digest.value();
   }
 }
 

@@ -33,15 +33,18 @@ struct TablesError : std::runtime_error {
 
 // A digest of 128 bits, as fast as memory is read. Without the key, nothing can search for two contents with
 // the same digest; it is no cryptographic hash otherwise.
+//
+//   block   its words and as many that are drawn from the key are added, and the products of each two summed to 128
+//           bits: NH, as in VMAC. With random words the sums of any two blocks are equal once in 2^64
+//   sum     it is mixed into two lanes, so that the order of blocks counts. The last block is filled up with zeros;
+//           the length is mixed in at the end
 class Digest {
  public:
   using Key = std::array<uint64_t, 8>;
   using Value = std::array<uint64_t, 2>;
   static constexpr size_t chunk = size_t{1} << 18;
 
-  explicit Digest(const Key& key) : key_(key) {
-    for (size_t i = 0; i < lanes; ++i) lanes_[i] = key[i] + i;
-  }
+  explicit Digest(const Key& key);
   // Content comes in chunks of this size and a last one that is shorter.
   void add(const char* p, size_t n);
   Value value() const;
@@ -51,11 +54,11 @@ class Digest {
     __uint128_t m = static_cast<__uint128_t>(a) * b;
     return static_cast<uint64_t>(m) ^ static_cast<uint64_t>(m >> 64);
   }
-  static constexpr size_t lanes = 4, wide = 16 * lanes;
-  using Lanes = std::array<uint64_t, lanes>;
-  void block(const char* p, Lanes& to) const;
+  static constexpr size_t words = 128, wide = 8 * words;
+  void block(const char* p);
   Key key_;
-  Lanes lanes_;
+  std::array<uint64_t, words> drawn_;
+  Value lanes_;
   uint64_t bytes_ = 0;
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <compare>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -16,7 +17,7 @@ class CharSet {
  public:
   struct Range {
     uint32_t first, last;
-    bool operator==(const Range&) const = default;
+    auto operator<=>(const Range&) const = default;
   };
 
   CharSet() = default;
@@ -50,12 +51,12 @@ class CharSet {
   }
 
   void add(const CharSet& other) {
-    bool behind = !ranges_.empty() && !other.empty() && ranges_.back().last + 1 < other.ranges_.front().first;
-    ranges_.insert(ranges_.end(), other.ranges_.begin(), other.ranges_.end());
-    if (behind) return;
-    std::sort(ranges_.begin(), ranges_.end(), [](const Range& a, const Range& b) { return a.first < b.first; });
     std::vector<Range> joined;
-    for (const Range& r : ranges_) {
+    joined.reserve(ranges_.size() + other.ranges_.size());
+    const Range *a = ranges_.data(), *const a_end = a + ranges_.size();
+    const Range *b = other.ranges_.data(), *const b_end = b + other.ranges_.size();
+    while (a != a_end || b != b_end) {
+      const Range& r = b == b_end || (a != a_end && a->first < b->first) ? *a++ : *b++;
       if (!joined.empty() && r.first <= joined.back().last + 1)
         joined.back().last = std::max(joined.back().last, r.last);
       else
@@ -88,6 +89,7 @@ class CharSet {
       for (; i < fold.size && fold.keys[i] <= r.last; ++i)
         for (unsigned c : fold[i]) more.ranges_.push_back({c, c});
     }
+    std::sort(more.ranges_.begin(), more.ranges_.end());
     out.add(more);
     return out;
   }
