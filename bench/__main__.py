@@ -43,7 +43,6 @@ COMMANDS = {
     "tokenizer": "tokenizer.encode",
     "tokenizer_load": "tokenizer.loading",
     "tokenizer_native": "tokenizer.native",
-    "tokenizer_reference": "tokenizer.reference",
     "tokenizer_hostile": "tokenizer.hostile",
     "tokenizer_texts": "tokenizer.texts",
 }

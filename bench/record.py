@@ -135,6 +135,7 @@ def facts() -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(),
         **machine_facts(),
+        "processors": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
         "vectors": [name for name in VECTORS if name in flags],
         "load": [LOAD_AT_START, _load()],
         "versions": _versions(PACKAGES) | (peers := _versions(NATIVE_PEERS)),

@@ -11,7 +11,8 @@ A table stands behind a comment that names its file, and may choose loads and me
     <!-- figures engine-cpu.json -->
     <!-- figures fidelity.json; loads int8$; measures flipped|right -->
 
-or lists rows of several files, each as its text, the other side, the file, the load and the measures in it:
+or lists rows of several files, each as its text, the other side, the file, the load and the measures in it, as
+regular expressions of the whole name:
 
     <!-- figures
     64 decisions | transformers, one by one | engine-cpu.json | 64 single decisions | transformers / prelude; prelude
@@ -94,8 +95,10 @@ def stale_word(name: str) -> str:
 
 
 def machine(facts: dict[str, Any]) -> str:
-    """The processor with its widest instructions, its cores, and the threads of the run."""
-    parts = [facts.get("cpu", "").replace("(R)", ""), *facts.get("vectors", [])[-1:], f"{facts.get('cores')} cores"]
+    """The processor with its widest instructions, its cores, and those and the threads of the run."""
+    cores, used = facts.get("cores"), len(facts.get("processors", []))
+    told = f"{used} of {cores} cores" if 0 < used != cores else f"{cores} cores"
+    parts = [facts.get("cpu", "").replace("(R)", ""), *facts.get("vectors", [])[-1:], told]
     return ", ".join([*parts, *([f"{facts['threads']} threads"] if "threads" in facts else [])])
 
 
@@ -122,6 +125,8 @@ def source(name: str) -> str:
         f"load {load[0]} to {load[1]}" if load else "",
         ", ".join(f"{package} {version}" for package, version in (versions | facts.get("versions", {})).items()),
         *(f"{package} built for {sets}" for package, sets in builds.items()),
+        *(f"text {text}: {what}" for text, what in facts.get("texts", {}).items()),
+        *(f"{name} set" for name in facts.get("environment", [])),
     ]
     return " ".join(filter(None, (f"{'; '.join(filter(None, parts))}.", stale_word(name))))
 
@@ -152,11 +157,14 @@ def of_several(listed: str) -> list[str]:
     rows = []
     for line in filter(None, map(str.strip, listed.splitlines())):
         text, peer, name, load, measures = (cell.strip() for cell in line.split("|"))
-        by_measure = {row["measure"]: row for row in result(name)["rows"] if row["load"] == load}
-        missing = [one for one in map(str.strip, measures.split(";")) if one not in by_measure]
-        if missing:
-            raise SystemExit(f"bench tables: {name} has no row {load!r}, {missing[0]!r}")
-        told = ", ".join(figure(by_measure[one.strip()]) for one in measures.split(";"))
+        of_load = [row for row in result(name)["rows"] if re.fullmatch(load, row["load"])]
+        found = []
+        for measure in map(str.strip, measures.split(";")):
+            chosen = [row for row in of_load if re.fullmatch(measure, row["measure"])]
+            if not chosen:
+                raise SystemExit(f"bench tables: {name} has no row {load!r}, {measure!r}")
+            found += chosen
+        told = ", ".join(map(figure, found))
         facts = result(name).get("facts", {})
         rows.append([text, peer, told, machine(facts), f"`{name}` {stale_word(name)}".strip()])
     return lines(["load", "compared with", "figure", "processor", "file"], rows)

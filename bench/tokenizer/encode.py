@@ -24,12 +24,14 @@ side's results of one kind, to show that.
 
 Times are CPU time of the process, all its threads, in alternating blocks of repeated calls (``bench.blocks``). A row
 has the median and the range over the rounds, its aim, and whether it meets the aim. Repeated calls favour caches:
-``streamed`` is the other half of ``fixed``. Each side's statement is in ``bench tokenizer_sides``.
+``streamed`` is the other half of ``fixed``. Each side's statement is in ``bench/tokenizer/sides.py``.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,13 +45,14 @@ from bench.common import Panels, Report, Row, add_outputs, machine_facts
 from bench.tokenizer import loading as tokenizer_load
 from bench.tokenizer.calls import calls
 from bench.tokenizer.padded import padded
-from bench.tokenizer.sides import HF, KINDS, LOADERS, OURS, SEGMENTS, Side, Sides, version_of
+from bench.tokenizer.sides import HF, KINDS, LOADERS, OURS, SEGMENTS, VARIANTS, Side, Sides, version_of
 from bench.tokenizer.streams import Unequal, first_after_load, grown_chats, in_turn, mixed, streamed, unseen_chats
 from bench.tokenizer.table import Table
-from bench.tokenizer.texts import EXTRA, inputs, texts_of, texts_of_this_machine
+from bench.tokenizer.texts import described, inputs, texts_of, texts_of_this_machine
 
 PACKAGED = Path(__file__).resolve().parents[2] / "prelude" / "default_model" / "tokenizer.json"
 TO = {"list": "to a list", "array": "to an array"}
+ENVIRONMENT = ("HF1_PATH", "TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS")  # what changes the sides
 STREAMED_IDS = 2_000  # of an input's ids, when they are decoded one by one
 DECODED = ("medium_prose", "natural_en_32K", "natural_zh_32K")  # those that the aim was taken from
 # Aims for single inputs: times HF to a list, to an array.
@@ -120,16 +123,21 @@ class Bench:
         return blocks(runs, self.rounds, self.seconds)
 
     def encoded(self, sides: Sides, name: str, text: str, kinds: tuple[str, ...]) -> Times:
-        """All sides on one input, to lists and arrays: "HF list", "prelude array", ..."""
-        runs = {}
-        for kind in kinds:
-            for side in exact(sides, kind, name, s=text):
-                if kind != "list" or side.name != SEGMENTS or "chat" in name:
-                    runs[f"{side.name} {kind}"] = side.run(kind, s=text)
-        return self.timed(runs)
+        """All sides on one input, to lists and arrays: "HF list", "prelude array", ...; a peer in its fastest way."""
+        runs = {
+            f"{side.name} {kind}": side.run(kind, s=text)
+            for kind in kinds
+            for side in exact(sides, kind, name, s=text)
+        }
+        times = self.timed(runs)
+        for variant, peer in ((f"{name} list", f"{of} list") for name, of in VARIANTS.items()):
+            if variant in times.of:
+                times.of[peer] = min(times.of.pop(variant), times.of.get(peer, [float("inf")]), key=statistics.median)
+        return times
 
     def fixed(self) -> None:
         rows: dict[str, Times] = {}
+        beside: list[list[float]] = []
         for name, text in self.texts.items():
             rows[name] = times = self.encoded(self.sides, name, text, ("list", "array"))
             load = f"{name} ({len(text)} ch)"
@@ -140,20 +148,27 @@ class Bench:
                     for key in times.of
                     if key.endswith(kind) and key not in (f"{HF} list", ours)
                 )
-                note = f"{times.median(ours) * 1e6:.2f} us, HF {times.median(f'{HF} list') * 1e6:.1f}; {note}"
+                note = f"{times.median(ours) * 1e6:.2f} us, HF's list {times.median(f'{HF} list') * 1e6:.1f}; {note}"
                 self.table.row(load, TO[kind], times.ratios(f"{HF} list", ours), least=least, note=note)
-        counted = {name: times for name, times in rows.items() if name not in EXTRA}
+            if "fastokens list" in times.of:
+                beside.append(times.ratios("fastokens list", f"{OURS} list"))
+                self.table.row(load, "to a list, times fastokens", beside[-1])
+        if beside:
+            faster = [sum(ratio < 1 for ratio in of_round) for of_round in zip(*beside)]
+            row = "to a list, inputs where fastokens is faster"
+            self.table.row(f"{len(beside)} inputs", row, faster, f"of {len(beside)}")
         for kind, aims in (
             ("list", {HF: 150, "HF 1.0": 2.3, "fastokens": 1.25}),
             ("array", {HF: 200, "gigatoken": 1.2}),
         ):
             for peer in self.peers():
                 key = f"{peer} list" if peer == HF else f"{peer} {kind}"
-                self.mean(f"{TO[kind]}, times {peer}", counted, key, f"{OURS} {kind}", aims.get(peer))
+                of_list = "'s list" if (peer, kind) == (HF, "array") else ""  # it has no array
+                self.mean(f"{TO[kind]}, times {peer}{of_list}", rows, key, f"{OURS} {kind}", aims.get(peer))
         self.chats()
 
     def peers(self) -> list[str]:
-        return [name for name in self.sides.loaded if name not in (OURS, SEGMENTS)]
+        return [name for name in self.sides.loaded if name not in (OURS, *VARIANTS)]
 
     def mean(self, row: str, rows: dict[str, Times], base: str, ours: str, least: float | None = None) -> None:
         """Over the inputs that ``base`` has figures for."""
@@ -176,7 +191,9 @@ class Bench:
     def sent_once(self, row: str, texts: list[str], begun: int, count: int, least: float | None = None) -> None:
         """Texts one after the other, in rounds: ``begun`` untimed (0: one before all), then ``count`` of them."""
         texts = texts if begun else texts[: 1 + 3 * count]
-        names = [name for name in (HF, OURS, "HF 1.0", "fastokens", "gigatoken") if name in self.sides.loaded]
+        names = [
+            name for name in (HF, OURS, "HF 1.0", "fastokens", SEGMENTS, "gigatoken") if name in self.sides.loaded
+        ]
         runs = {name: in_turn(self.sides[name], texts) for name in names}
         taken: dict[str, list[float]] = {name: [] for name in runs}
         for at in range(3):
@@ -223,12 +240,11 @@ class Bench:
             if name in ("long_32K", "very_long") or name.startswith("natural"):
                 given = ids[:STREAMED_IDS]
                 steps[f"{name}, {len(given)} tokens"] = self.steps(self.sides, name, given)
-        counted = {name: times for name, times in rows.items() if name not in EXTRA}
-        self.mean("ids with offsets, times HF", counted, "HF offsets", "offsets array", 80)
-        self.mean(".offsets, times HF", counted, "HF offsets", "offsets", 30)
+        self.mean("ids with offsets, times HF", rows, "HF offsets", "offsets array", 80)
+        self.mean(".offsets, times HF", rows, "HF offsets", "offsets", 30)
         texts = {name: rows[name] for name in DECODED if name in rows}
         for peer in self.peers():
-            self.mean(f"decode, times {peer}", counted, f"{peer} decode", f"{OURS} decode")
+            self.mean(f"decode, times {peer}", rows, f"{peer} decode", f"{OURS} decode")
             row = f"decode, times {peer}: {', '.join(texts)}"
             self.mean(row, texts, f"{peer} decode", f"{OURS} decode", {HF: 36, "iree": 1.1}.get(peer))
         for load, times in steps.items():
@@ -268,7 +284,7 @@ class Bench:
         self.table.beside_best(f"8 threads x 100 x {len(prose)} ch", "encode", times, OURS)
 
     def padded(self) -> None:
-        padded(self.table, [self.sides.path, *self.families], self.rounds, self.seconds)
+        padded(self.table, [self.sides.path, *self.families], self.natural.get("en", ""), self.rounds, self.seconds)
 
     def calls(self) -> None:
         calls(self.table, self.families or [self.sides.path], self.rounds, self.seconds)
@@ -278,15 +294,13 @@ class Bench:
             sides = Sides(path, self.sides.fault)
             rows = {}
             for name, text in self.texts.items():
-                if name in EXTRA:
-                    continue
                 if not equals(sides[OURS], "list", sides[HF].result("list", s=text), s=text):
                     raise Unequal(f"{path.parent.name}, {name}: list")
                 rows[name] = self.encoded(sides, f"{path.parent.name}, {name}", text, ("list",))
             found: dict[str, list[float]] = {}
             for side in sides.loaded:
                 key = f"{side} list"
-                if side not in (OURS, SEGMENTS) and all(key in times.of for times in rows.values()):
+                if side != OURS and all(key in times.of for times in rows.values()):
                     found[side] = means([times.ratios(key, f"{OURS} list") for times in rows.values()])
             best = min(found, key=lambda side: sorted(found[side])[len(found[side]) // 2])
             load = f"{path.parent.name}, geometric mean of {len(rows)} inputs"
@@ -333,10 +347,10 @@ def main() -> int:
     sides = Sides(options.tokenizer, tuple(options.plant_fault) if options.plant_fault else None)
     versions = [(name, version_of(name)) for name in sides.loaded if version_of(name)]
     file = ("file", options.tokenizer.resolve().parent.name)
-    report = Report("fasttoken among its peers", facts=machine_facts([file, *versions]))
-    natural = texts_of(options.texts)
-    if not options.texts and not options.quick:
-        natural = texts_of_this_machine()
+    natural = texts_of_this_machine() if not options.texts and not options.quick else texts_of(options.texts)
+    texts = ("texts", {name: described(name, text) for name, text in natural.items()})
+    environment = ("environment", [name for name in ENVIRONMENT if name in os.environ])
+    report = Report("fasttoken among its peers", facts=machine_facts([file, texts, environment, *versions]))
     bench = Bench(options, sides, natural, Table(report))
     found = list(differences(bench.sides, bench.texts))
     try:

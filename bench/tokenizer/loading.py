@@ -2,8 +2,9 @@
 
     python -m bench tokenizer_load SIDE tokenizer.json [TEXT ...]        # one side in a process of its own, as JSON
 
-Each side is loaded in fresh processes (the first load of a process meets memory that it never touched), and again
-there; memory is the resident set, after loading and after up to a megabyte of each text.
+Each side is loaded in as many fresh processes, the sides in turns (the first load of a process meets memory that it
+never touched), and again there, where the median counts; memory is the resident set, after loading and after up to a
+megabyte of each text.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,10 +24,10 @@ from prelude.tokenizer import Tokenizer
 
 from bench.blocks import blocks, statement
 from bench.command_line import options_parser
-from bench.tokenizer.sides import HF, LOADERS, OURS, SEGMENTS, Side, Sides
+from bench.tokenizer.sides import HF, LOADERS, OURS, VARIANTS, Side, Sides
 from bench.tokenizer.table import Table
 
-AGAIN = 5
+AGAIN = 3
 
 
 def resident() -> float:
@@ -52,27 +54,25 @@ def one(name: str, path: Path, texts: list[str]) -> dict[str, float]:
     gc.collect()
     after = resident()
     again = []
-    for _ in range(AGAIN if name == OURS else 1):
+    for _ in range(AGAIN):
         began = time.process_time()
         load(path)
         again.append(time.process_time() - began)
     return {
         "first load": first_load,
-        "load again": min(again),
+        "load again": statistics.median(again),
         "first call": first_call,
         "memory": loaded - before,
         "caches": after - loaded,
     }
 
 
-def in_processes(name: str, path: Path, texts: list[Path], count: int, **environment: str) -> list[dict[str, float]]:
+def in_process(name: str, path: Path, texts: list[Path], **environment: str) -> dict[str, float]:
     command = [sys.executable, "-m", "bench", "tokenizer_load", name, str(path), *map(str, texts)]
-    found = []
-    for _ in range(count):
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
-        if done.returncode:
-            raise RuntimeError(f"{name} could not be loaded alone: {done.stderr[-300:]}")
-        found.append(json.loads(done.stdout.splitlines()[-1]))
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+    if done.returncode:
+        raise RuntimeError(f"{name} could not be loaded alone: {done.stderr[-300:]}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -92,16 +92,21 @@ def measured(table: Table, sides: Sides, texts: list[str], quick: bool) -> None:
         for at, text in enumerate(texts):
             files.append(Path(folder) / f"text{at}")
             files[-1].write_text(text[:1_000_000], encoding="utf-8")
-        for name in sides.loaded:
-            if name == SEGMENTS:
-                continue
-            for kept in (False, True) if name == OURS else (False,):
+        found: dict[tuple[str, bool], list[dict[str, float]]] = {
+            (name, kept): []
+            for name in sides.loaded
+            if name not in VARIANTS
+            for kept in ((False, True) if name == OURS else (False,))
+        }
+        for _ in range(count):
+            for (name, kept), values in found.items():
                 where = {"PRELUDE_TOKENIZER_CACHE": folder if kept else "off"}
-                found = in_processes(name, path, files, count if name == OURS else 1, **where)
-                rows(table, name, kept, found)
+                values.append(in_process(name, path, files, **where))
+        for (name, kept), values in found.items():
+            rows(table, name, kept, values, found[HF, False])
 
 
-def rows(table: Table, name: str, kept: bool, found: list[dict[str, float]]) -> None:
+def rows(table: Table, name: str, kept: bool, found: list[dict[str, float]], hf: list[dict[str, float]]) -> None:
     """Of one side; the aims are for ours."""
     load, aimed = f"{name}{', kept tables' if kept else ''}, its own process", name == OURS
 
@@ -110,6 +115,9 @@ def rows(table: Table, name: str, kept: bool, found: list[dict[str, float]]) -> 
 
     table.row(load, "first load", [f["first load"] * 1e3 for f in found], "ms", most=10 if kept else None)
     table.row(load, "load again", [f["load again"] * 1e3 for f in found], "ms", most=10 if kept else None)
+    if aimed:
+        for key in ("first load", "load again"):
+            table.row(load, f"{key}, of HF's time", [f[key] / h[key] for f, h in zip(found, hf)])
     row("first call", "first call", 1e6, "us", 100)
     row("memory", "memory of a load", 1, "MB", 40)
     row("caches", "memory more after the texts", 1, "MB", 32)

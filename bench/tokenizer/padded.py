@@ -1,13 +1,14 @@
 """Batches that are cut and padded, and one short text, as transformers calls a tokenizer.
 
 Each file's results are compared with HF's before they are timed. ``again``: the same texts at each call; ``never
-seen``: each call has texts that no call had before.
+seen``: each round has other pieces of an English text, the same for both sides, which begin in turns.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+import io
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,17 @@ from prelude.tokenizer import Tokenizer, fast_tokenizer
 
 from bench.blocks import Run, Times, blocks, statement
 from bench.tokenizer.sides import HF, OURS
-from bench.tokenizer.streams import Unequal
+from bench.tokenizer.streams import Unequal, fresh
 from bench.tokenizer.table import Table
-from bench.tokenizer.texts import ENGLISH, cut, unique
+from bench.tokenizer.texts import ENGLISH, cut, unseen
 
 ROWS, LENGTH, CHARACTERS = 32, 128, 680
 CALL = f"t(x, padding=True, truncation=True, max_length={LENGTH}, return_tensors='np')"
+BEHIND = 1_050_000  # characters from the end of the text that the pieces are of: the streamed table has the last
 BATCH = "[e.ids for e in t.encode_batch(x)]"
 
 
-def padded(table: Table, files: Sequence[Path], rounds: int, seconds: float) -> None:
+def padded(table: Table, files: Sequence[Path], text: str, rounds: int, seconds: float) -> None:
     prose = cut(ENGLISH, CHARACTERS + ROWS)
     again = [prose[at : at + CHARACTERS - 7 * at] for at in range(ROWS)]
     for path in files:
@@ -39,9 +41,7 @@ def padded(table: Table, files: Sequence[Path], rounds: int, seconds: float) -> 
         row(table, name, "AutoTokenizer(text), 50 characters, again", sides, "t(x)", prose[:50], rounds, seconds, 2)
         load = f"AutoTokenizer({ROWS} texts, padding, truncation, np)"
         row(table, name, f"{load}, again", sides, CALL, again, rounds, seconds, 12)
-        calls = {side: never_seen(t, rounds) for side, t in sides.items()}
-        times = Times({side: list(taken) for side, taken in calls.items()})
-        table.row(name, f"{load}, never seen", times.ratios(HF, OURS), least=6, note=note(times))
+        never_seen(table, name, f"{load}, never seen", sides, text, rounds)
 
 
 def wrapped(path: Path) -> dict[str, Any]:
@@ -57,20 +57,33 @@ def row(
     least: float, names: dict[str, Any] | None = None,
 ) -> None:  # fmt: skip
     inputs = {**(names or {}), "x": given}
-    found = {side: plain(eval(code, {"t": t} | inputs)) for side, t in sides.items()}
-    if found[HF] != found[OURS]:
-        raise Unequal(f"{name}: {measure}")
+    compared(f"{name}: {measure}", sides, code, inputs)
     runs: dict[str, Run] = {side: statement(code, {"t": t} | inputs) for side, t in sides.items()}
     times = blocks(runs, rounds, seconds)
     table.row(name, f"{measure}, times HF", times.ratios(HF, OURS), least=least, note=note(times))
 
 
-def never_seen(tokenizer: Any, rounds: int) -> Iterator[float]:
+def compared(what: str, sides: dict[str, Any], code: str, inputs: dict[str, Any]) -> None:
+    found = {side: plain(eval(code, {"t": t} | inputs)) for side, t in sides.items()}
+    if found[HF] != found[OURS]:
+        raise Unequal(what)
+
+
+def never_seen(table: Table, name: str, measure: str, sides: dict[str, Any], text: str, rounds: int) -> None:
+    """A round is one call of each side. It is compared behind it, for the comparison puts the pieces into caches."""
+    rest = io.StringIO(unseen(text, BEHIND))
+    taken: dict[str, list[float]] = {side: [] for side in sides}
     for at in range(rounds):
-        texts = [unique(CHARACTERS - 7 * i, 1 + at * ROWS + i) for i in range(ROWS)]
-        began = time.process_time()
-        eval(CALL, {"t": tokenizer, "x": texts})
-        yield time.process_time() - began
+        texts = [rest.read(CHARACTERS - 7 * row) for row in range(ROWS)]
+        if not texts[-1]:
+            print(f"padded: the text en is too short for {measure}", file=sys.stderr)
+            return
+        for side in list(sides)[:: 1 - at % 2 * 2]:
+            run = statement(CALL, {"t": sides[side], "x": [fresh(piece) for piece in texts]})
+            taken[side].append(run(1))
+        compared(f"{name}: {measure}", sides, CALL, {"x": texts})
+    times = Times(taken)
+    table.row(name, measure, times.ratios(HF, OURS), least=6, note=note(times))
 
 
 def note(times: Times) -> str:

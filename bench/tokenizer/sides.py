@@ -29,7 +29,8 @@ from prelude.tokenizer.backends.reference import BYTE_CHARS
 from bench.blocks import Run, statement
 
 OURS, HF = "prelude", "HF"
-FAST, SEGMENTS = "HF, fast", "fastokens, segments"
+FAST, SEGMENTS, ORDINARY = "HF, fast", "fastokens, segments", "tiktoken, ordinary"
+VARIANTS = {SEGMENTS: "fastokens", ORDINARY: "tiktoken"}  # a peer's other way, which is its figure where it is faster
 KINDS = ("list", "list with special tokens", "array", "batch", "offsets", "offsets array", "decode", "stream")
 
 
@@ -240,6 +241,12 @@ def tiktoken(path: Path) -> Side:
     )
 
 
+def tiktoken_ordinary(path: Path) -> Side:
+    """Without looking for special tokens: exact where a text has none."""
+    statements = {"list": "t.encode_ordinary(s)", "batch": "t.encode_ordinary_batch(texts)"}
+    return Side(ORDINARY, tiktoken(path).tokenizer, statements)
+
+
 def stream_of_tiktoken(t: Any, ids: Sequence[int]) -> list[str | None]:
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
     return [decode(t.decode_single_token_bytes(i)) for i in ids]
@@ -255,6 +262,7 @@ LOADERS: dict[str, Callable[[Path], Side]] = {
     "gigatoken": gigatoken,
     "iree": iree,
     "tiktoken": tiktoken,
+    ORDINARY: tiktoken_ordinary,
 }
 PACKAGES = {HF: "tokenizers", FAST: "tokenizers", "iree": "iree-tokenizer"}
 

@@ -4,12 +4,13 @@
 
 writes FOLDER/{code_py,en,zh,ja,ru,multi}.txt from files of the machine: the sources of Python's standard library, and
 the manual pages below /usr/share/man and each DIR (on Debian: ``apt-get download manpages-zh manpages-ja
-manpages-ru`` and ``dpkg-deb -x`` of each). Lines that come again in another file are left out. Any folder of such
-files will do.
+manpages-ru`` and ``dpkg-deb -x`` of each). Lines that come again in another file are left out, and those that are
+not mostly of the text's script: pages that nobody translated stand among the others. Any folder of such files will
+do, but a text that is not mostly of its script is refused.
 
 The fixed inputs have the names and lengths of a published table of 17; five more are natural text, from the folder.
-Most of the 17 repeat a few sentences, which flatters caches of words: hence the natural ones, the ``EXTRA`` inputs,
-whose words do not come again, and the streamed table of ``bench tokenizer``.
+Most of the 17 repeat a few sentences, which flatters caches of words: hence the natural ones, three whose words or
+turns do not come again, and the streamed table of ``bench tokenizer``.
 """
 
 from __future__ import annotations
@@ -46,10 +47,17 @@ TURN = "<|im_start|>user\nWhat is {0} times {1}?<|im_end|>\n<|im_start|>assistan
 QUESTIONS = ("Could you explain what this does", "Why is that so", "Please write it again without the loop")
 ANSWERS = ("It takes two sorted lists and gives one", "Both are read once, from the left", "Here it is")
 
+SCRIPTS = {
+    "zh": ("Han", re.compile(r"[\u3000-\u303f\u3400-\u9fff\uff00-\uffef]")),
+    "ja": ("Han and kana", re.compile(r"[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]")),
+    "ru": ("Cyrillic", re.compile(r"[\u0400-\u04ff]")),
+}
+MOSTLY = 0.5  # of the characters of a line or of a text that are not white space
+LEAST = 100_000  # characters of a text that is made of the machine's files
+
 NATURAL = (("code_py", 16_384), ("en", 32_768), ("en", 200_000), ("zh", 32_768), ("multi", 32_768))
 MANUALS = Path("/usr/share/man")
 SIZE = 1_600_000  # characters of each text of the folder, about
-EXTRA = ("random_4K", "long_200K_unique", "dense_chat_16K")  # beside the table, in no mean
 
 
 def cut(text: str, characters: int) -> str:
@@ -132,15 +140,31 @@ def inputs(quick: bool, natural: dict[str, str] | None = None) -> dict[str, str]
 def texts_of(folder: Path | None) -> dict[str, str]:
     """The .txt files of a folder by name."""
     files = sorted(folder.glob("*.txt")) if folder else []
-    return {path.stem: path.read_text(encoding="utf-8", errors="replace") for path in files}
+    texts = {path.stem: path.read_text(encoding="utf-8", errors="replace") for path in files}
+    for name, text in texts.items():
+        if text and share(name, text) < MOSTLY:
+            raise SystemExit(f"the text {name} is not mostly {SCRIPTS[name][0]}: {described(name, text)}")
+    return texts
+
+
+def share(name: str, text: str) -> float:
+    """Of the script of a text's name among its characters that are not white space; 1 for other names."""
+    if name not in SCRIPTS:
+        return 1.0
+    return len(SCRIPTS[name][1].findall(text)) / max(1, len("".join(text.split())))
+
+
+def described(name: str, text: str) -> str:
+    script = f", {share(name, text):.0%} {SCRIPTS[name][0]}" if name in SCRIPTS else ""
+    return f"{len(text)} characters{script}"
 
 
 def texts_of_this_machine() -> dict[str, str]:
-    """The texts of :func:`made`, without those that this machine has no files for."""
+    """The texts of :func:`made`, without those that this machine has few files for."""
     with tempfile.TemporaryDirectory() as folder:
         for name, size in made(Path(folder), [path for path in (MANUALS,) if path.is_dir()], SIZE):
             print(f"  text {name}: {size} characters", file=sys.stderr)
-        return {name: text for name, text in texts_of(Path(folder)).items() if text}
+        return {name: text for name, text in texts_of(Path(folder)).items() if len(text) >= LEAST}
 
 
 def unseen(text: str, characters: int) -> str:
@@ -161,8 +185,9 @@ def manual(path: Path) -> str:
     return _ROFF.sub(lambda m: "-" if m.group() == "\\-" else "", text)
 
 
-def documents(paths: Iterable[Path], size: int) -> Iterator[str]:
-    """Texts of the files in a fixed random order until there is enough; no long line comes twice."""
+def documents(name: str, paths: Iterable[Path], size: int) -> Iterator[str]:
+    """Texts of the files in a fixed random order until there is enough; no long line comes twice, none is of another
+    script."""
     order = sorted(path for path in paths if path.is_file() and not path.is_symlink())
     random.Random(1).shuffle(order)
     seen: set[str] = set()
@@ -172,6 +197,7 @@ def documents(paths: Iterable[Path], size: int) -> Iterator[str]:
         except (OSError, ValueError):
             continue  # another encoding
         lines = [line for line in text.split("\n") if len(line) <= 30 or line.strip() not in seen]
+        lines = [line for line in lines if not line.strip() or share(name, line) >= MOSTLY]
         seen.update(line.strip() for line in lines if len(line) > 30)
         text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
         if len(text) < 400:
@@ -200,7 +226,7 @@ def made(folder: Path, manuals: Sequence[Path], size: int) -> Iterator[tuple[str
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, paths in kinds.items():
-        text = "".join(documents(paths, size))
+        text = "".join(documents(name, paths, size))
         (folder / f"{name}.txt").write_text(text, encoding="utf-8")
         yield name, len(text)
 

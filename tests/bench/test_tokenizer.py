@@ -15,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from bench.blocks import blocks, means
 from bench.tokenizer.sides import KINDS, OURS
-from bench.tokenizer.texts import EXTRA, inputs, unseen
+from bench.tokenizer.texts import documents, inputs, texts_of, unseen
 
 ROOT = Path(__file__).resolve().parents[2]
 CHARACTERS = "The harbour was quiet; 12 boats lay at the quay. Straße, 你好世界 🙂"
@@ -78,7 +78,7 @@ def test_a_fault_in_another_family_stops_it_before_that_is_timed(
 @pytest.mark.feature("K3")
 @pytest.mark.timeout(900)
 def test_without_a_fault_it_says_equal_and_gives_every_row(tokenizer_file: str, tmp_path: Path) -> None:
-    (tmp_path / "en.txt").write_text((ROOT / "README.md").read_text(encoding="utf-8") * 4, encoding="utf-8")
+    (tmp_path / "en.txt").write_text((ROOT / "README.md").read_text(encoding="utf-8") * 8, encoding="utf-8")
     table = tmp_path / "table.json"
     done = bench(
         "--tokenizer", tokenizer_file, "--family", tokenizer_file, "--texts", str(tmp_path), "--json", str(table)
@@ -88,19 +88,20 @@ def test_without_a_fault_it_says_equal_and_gives_every_row(tokenizer_file: str, 
     rows = json.loads(table.read_text(encoding="utf-8"))["rows"]
     with_reach = {(row["load"].split(" (")[0], row["measure"]) for row in rows if row["reach"]}
     assert {
-        ("geometric mean of 10 inputs", "to a list, times HF"),
-        ("geometric mean of 10 inputs", "to an array, times HF"),
+        ("geometric mean of 11 inputs", "to a list, times HF"),
+        ("geometric mean of 11 inputs", "to an array, times HF's list"),
         ("tiny", "to a list"),
         ("chat of 4000 ch, turns never seen", "to a list"),
         ("en", "never seen, empty caches"),
         ("en", "never seen, caches of other text"),
-        ("geometric mean of 10 inputs", "ids with offsets, times HF"),
-        ("geometric mean of 10 inputs", ".offsets, times HF"),
+        ("geometric mean of 11 inputs", "ids with offsets, times HF"),
+        ("geometric mean of 11 inputs", ".offsets, times HF"),
         ("geometric mean of 1 inputs", "decode, times HF: medium_prose"),
         ("the tokenizer.json", "load, of HF's time"),
         ("prelude, kept tables, its own process", "first load"),
         ("prelude, kept tables, its own process", "first call"),
         ("prelude, its own process", "memory of a load"),
+        (Path(tokenizer_file).parent.name, "AutoTokenizer(32 texts, padding, truncation, np), never seen"),
         ("batch of 16 x 674 ch", "encode_batch, times the best peer"),
         ("8 threads x 100 x 674 ch", "encode, times the best peer"),
     } <= with_reach
@@ -143,8 +144,17 @@ REFERENCE = {
 
 @pytest.mark.feature("K1")
 def test_the_reference_inputs_have_the_published_names_and_lengths() -> None:
-    found = {name: len(text) for name, text in inputs(quick=False).items() if name not in EXTRA}
-    assert found == REFERENCE
+    others = {"random_4K", "long_200K_unique", "dense_chat_16K"}
+    assert {name: len(text) for name, text in inputs(quick=False).items() if name not in others} == REFERENCE
+
+
+@pytest.mark.feature("K4")
+def test_a_text_that_is_not_mostly_of_its_script_is_refused_and_made_without_such_lines(tmp_path: Path) -> None:
+    (tmp_path / "page").write_text("今天的天气非常好\nThe weather is fine today\n" * 50, encoding="utf-8")
+    assert set("".join(documents("zh", [tmp_path / "page"], 1_000)).split()) == {"今天的天气非常好"}
+    (tmp_path / "zh.txt").write_text("今天 The weather is fine today", encoding="utf-8")
+    with pytest.raises(SystemExit, match="zh is not mostly Han: 28 characters, 9% Han"):
+        texts_of(tmp_path)
 
 
 @pytest.mark.feature("K4")
