@@ -240,7 +240,8 @@ void check_q8() {
   }
 }
 
-// Random blocks of Q4_K or Q6_K: their values, and products with them on every target.
+// Random blocks of Q4_K or Q6_K: their values, and products with them on every target. The first output has the
+// largest integers and the second the smallest; the first row's are the largest too, and of the second the smallest.
 void check_few(Packing packing, int64_t together, int64_t outputs, int64_t rows) {
   Random random{static_cast<uint64_t>(together + outputs * 10 + rows)};
   const bool six = packing == Packing::q6_k;
@@ -250,9 +251,16 @@ void check_few(Packing packing, int64_t together, int64_t outputs, int64_t rows)
   for (uint8_t& byte : stored) byte = static_cast<uint8_t>(random.below(256));
   for (size_t at = six ? 208 : 0; at < stored.size(); at += static_cast<size_t>(bytes_of_block(kind)))
     stored[at + 1] &= 0xA3, stored[at + (six ? 1 : 3)] &= 0xA3;  // no large ones
+  const int64_t integers = six ? 0 : 16, end = six ? 192 : 144;
+  for (int64_t o = 0; o < std::min<int64_t>(outputs, 2); ++o)
+    for (int64_t at = o * of_row; at < (o + 1) * of_row; at += bytes_of_block(kind))
+      std::fill(stored.begin() + at + integers, stored.begin() + at + end, o == 0 ? 0xFF : 0);
   std::vector<uint32_t> words(static_cast<size_t>(packed_words(outputs, inputs, packing)), 0xFFFFFFFFu);
   pack_few(stored.data(), outputs, inputs, packing, words.data());
-  const auto bias = floats(random, outputs), x = floats(random, rows * inputs, 3.0f);
+  const auto bias = floats(random, outputs);
+  auto x = floats(random, rows * inputs, 3.0f);
+  for (int64_t i = 0; i < std::min<int64_t>(rows, 2) * inputs; ++i)
+    x[static_cast<size_t>(i)] = i < inputs ? 3.0f : -3.0f;
   const PackedWeight weight{words.data(), bias.data(), inputs, outputs, packing};
   std::vector<float> back(static_cast<size_t>(inputs)), values(back.size());
   for (int64_t o = 0; o < outputs; ++o) {
