@@ -15,7 +15,7 @@ namespace {
 // size, is given back.
 class ScratchFor {
  public:
-  explicit ScratchFor(size_t text) : text_(text), scratch_(Tokenizer::scratch()) {}
+  explicit ScratchFor(size_t text, Scratch& scratch = Tokenizer::scratch()) : text_(text), scratch_(scratch) {}
   ScratchFor(const ScratchFor&) = delete;
   ~ScratchFor() {
     if (text_ > long_text) scratch_ = Scratch();
@@ -91,8 +91,12 @@ size_t Core::table_bytes() const { return tokenizer_->table_bytes(); }
 size_t Core::cache_bytes() const { return tokenizer_->cache_bytes(); }
 
 bool Core::encode_ids(std::string_view text, bool parse_special, CallIds& call, bool ascii) const {
-  ScratchFor s(text.size());
+  ScratchFor s(text.size(), call.scratch_);
   return tokenizer_->encode_ids(text, parse_special, s.get(), call.ids, ascii);
+}
+bool Core::encode_ids(std::string_view text, bool parse_special, IdBuffer& out, bool ascii) const {
+  ScratchFor s(text.size());
+  return tokenizer_->encode_ids(text, parse_special, s.get(), out, ascii);
 }
 void Core::last_cut(std::string_view text, size_t& end, size_t& next) const {
   const Tokenizer::Cut cut = tokenizer_->last_cut(text, Tokenizer::scratch());

@@ -48,6 +48,7 @@ class CallIds {
   IdBuffer ids;
 
  private:
+  friend class Core;
   Scratch& scratch_;  // of the thread that made it
   ScratchVector<char> text_;
 };
@@ -65,7 +66,9 @@ class Core {
   size_t cache_bytes() const;
 
   // Whether the ids say where they lie: char_spans() may be asked. ascii: it is known that the text is no more.
-  bool encode_ids(std::string_view text, bool parse_special, CallIds& call, bool ascii = false) const;
+  // Into a call: in the thread that made it. Other threads give its buffer, and use their own scratch.
+  bool encode_ids(std::string_view text, bool parse_special, CallIds& call, bool ascii) const;
+  bool encode_ids(std::string_view text, bool parse_special, IdBuffer& out, bool ascii) const;
   // Tokenizer::Cut and Counted, in bytes.
   void last_cut(std::string_view text, size_t& end, size_t& next) const;
   void count(std::string_view text, size_t most, CallIds& call, size_t (&found)[5]) const;
