@@ -74,7 +74,9 @@ def assert_types(record: Any) -> None:
     for field in fields(record):
         value = getattr(record, field.name)
         if isinstance(value, np.ndarray):
-            [declared] = get_args(getattr(arrays, str(field.type).removesuffix(" | None")))[1].__args__
+            declared = getattr(arrays, str(field.type).removesuffix(" | None"))
+            while of := get_args(declared):  # numpy's alias changes with its version
+                declared = of[-1]
             assert value.dtype == declared, f"{type(record).__name__}.{field.name}: {value.dtype}"
         for one in value if isinstance(value, tuple) else [value]:
             if is_dataclass(one):
