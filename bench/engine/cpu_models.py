@@ -205,8 +205,9 @@ class Run:
             runs[side] = timed(way, texts)
         tried: dict[str, dict[str, str]] = {}
         answers: dict[str, np.ndarray] = {}
+        together = (4,) if wanted.ndim == 1 else (2, 4, 8)
         for peer, variants in peers.items():
-            ways = {one: way for one, way in fed(variants, len(texts)).items() if near(wanted, way(texts))}
+            ways = {one: way for one, way in fed(variants, len(texts), together).items() if near(wanted, way(texts))}
             if not ways:
                 self.left_out(load, peer, f"no variant has a cosine of {NEAR} to ours in float32")
                 continue

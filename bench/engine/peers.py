@@ -1,7 +1,8 @@
 """Prelude's peers, each in every way that its users run it; a load takes the fastest of those that are right.
 
 A peer has variants: a graph, an attention, a cache. Each takes token ids of texts, computes them at once and gives a
-row a text. Several texts are fed one by one, in twos, fours and eights sorted by length, and all at once.
+row a text. Several texts are fed one by one, in twos, fours and eights sorted by length, and all at once; prompts of
+a decoder one by one, in fours and all at once.
 
 llama.cpp is the package ``xllamacpp``. Its wheel is built for AVX2; for the processor at hand build its source
 package, which has llama.cpp in it (cmake, a C++ compiler and a quarter of an hour):
@@ -62,11 +63,11 @@ def in_batches(run: Way, size: int) -> Way:
     return way
 
 
-def fed(variants: dict[str, Way], count: int) -> dict[str, Way]:
+def fed(variants: dict[str, Way], count: int, sorted_by: Sequence[int]) -> dict[str, Way]:
     """Each variant in each way of feeding it so many texts."""
     if count == 1:
         return {f"{name}, alone": run for name, run in variants.items()}
-    sizes = {"one by one": 1, "sorted twos": 2, "sorted fours": 4, "sorted eights": 8, "all at once": count}
+    sizes = {"one by one": 1, **{f"sorted, {size} at once": size for size in sorted_by}, "all at once": count}
     return {f"{name}, {how}": in_batches(run, size) for name, run in variants.items() for how, size in sizes.items()}
 
 
