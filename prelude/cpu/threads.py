@@ -160,7 +160,6 @@ class Governor:
             self.look()
         finally:
             cpu.in_step(False)
-            self._own.team.others.give_back()
             cpu.give_threads(self._own.given)
 
     def look(self) -> None:

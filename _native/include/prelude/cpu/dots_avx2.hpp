@@ -81,20 +81,14 @@ struct Int8Dot {
 
 // Sums of few bits, two of 16 bits for an output: a block of them fits, of q6_k if it begins at the row's start. So a
 // step is two instructions.
-struct FewSums {
-  static constexpr int kRows = 4, kWide = 1;
+struct FewSums : Int8Dot {
   static constexpr int32_t kNothing = 0;
-  struct Sums {
-    __m256i eights[2];
-  };
   using Weight = Sums;
-  using Input = __m256i;
   static Sums from(int32_t value) { return {{_mm256_set1_epi32(value), _mm256_set1_epi32(value)}}; }
   static Weight as_they_are(const uint32_t* words) {
     const auto* at = reinterpret_cast<const __m256i*>(words);
     return {{_mm256_load_si256(at), _mm256_load_si256(at + 1)}};
   }
-  static Input input(uint32_t word) { return _mm256_set1_epi32(static_cast<int>(word)); }
   static void step(Sums& sums, const Weight& weight, Input input) {
     for (int i = 0; i < 2; ++i) {
       sums.eights[i] = _mm256_add_epi16(sums.eights[i], _mm256_maddubs_epi16(weight.eights[i], input));
