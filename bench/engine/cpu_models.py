@@ -128,10 +128,9 @@ class Saying:
         return self.say(prompts, 1)
 
     def timed(self, prompts: list[list[int]]) -> None:
-        if self.tokens > 1 and self.say(prompts, self.tokens).sum() != self.tokens * len(prompts):
+        said = self.say(prompts, self.tokens)
+        if self.tokens > 1 and said.sum() != self.tokens * len(prompts):
             raise SystemExit(f"a side did not say {self.tokens} tokens")
-        elif self.tokens == 1:
-            self.say(prompts, 1)
 
 
 def timed(way: Way, texts: list[list[int]]) -> Callable[[], Any]:
@@ -207,15 +206,15 @@ class Run:
         answers: dict[str, np.ndarray] = {}
         together = (4,) if wanted.ndim == 1 else (2, 4, 8)
         for peer, variants in peers.items():
-            ways = {one: way for one, way in fed(variants, len(texts), together).items() if near(wanted, way(texts))}
-            if not ways:
+            ways = fed(variants, len(texts), together)
+            given = {one: way(texts) for one, way in ways.items()}
+            right = {one: timed(way, texts) for one, way in ways.items() if near(wanted, given[one])}
+            if not right:
                 self.left_out(load, peer, f"no variant has a cosine of {NEAR} to ours in float32")
                 continue
-            tried[peer] = {
-                f"{peer}: {one}": one for one in fastest({one: timed(way, texts) for one, way in ways.items()})
-            }
-            runs |= {key: timed(ways[one], texts) for key, one in tried[peer].items()}
-            answers |= {key: ways[one](texts) for key, one in tried[peer].items()}
+            tried[peer] = {f"{peer}: {one}": one for one in fastest(right)}
+            runs |= {key: right[one] for key, one in tried[peer].items()}
+            answers |= {key: given[one] for key, one in tried[peer].items()}
         times = paired(runs, self.options.rounds, warmup=0, rest=REST)
         chosen: dict[str, str] = {}
         for peer, keys in tried.items():

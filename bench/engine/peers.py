@@ -1,4 +1,4 @@
-"""Prelude's peers, each in every way that its users run it; a load takes the fastest of those that are right.
+"""Prelude's peers, each in several ways; a load takes the fastest of those that are right.
 
 A peer has variants: a graph, an attention, a cache. Each takes token ids of texts, computes them at once and gives a
 row a text. Several texts are fed one by one, in twos, fours and eights sorted by length, and all at once; prompts of
@@ -173,8 +173,8 @@ def onnx_graphs(path: Path) -> dict[str, Path]:
 
 def onnx_int8(graphs: dict[str, Path]) -> dict[str, Path]:
     """Dynamic int8 of each graph behind ONNX Runtime's pre-processing, a scale a channel and a scale a weight. Signed
-    weights of 8 bits may saturate without VNNI; those of 7 bits and unsigned ones do not. And products of
-    blocks of 32 weights, each with a scale, by rows of int8."""
+    weights of 8 bits may saturate without VNNI; those of 7 bits and unsigned ones do not. Further
+    variants multiply blocks of 32 weights, each with a scale, by rows of int8."""
     from onnx import TensorProto, load
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer

@@ -4,9 +4,9 @@
 
 writes FOLDER/{code_py,en,zh,ja,ru,multi}.txt from files of the machine: the sources of Python's standard library, and
 the manual pages below /usr/share/man and each DIR (on Debian: ``apt-get download manpages-zh manpages-ja
-manpages-ru`` and ``dpkg-deb -x`` of each). Lines that come again in another file are left out, and those that are
-not mostly of the text's script: pages that nobody translated stand among the others. Any folder of such files will
-do, but a text that is not mostly of its script is refused.
+manpages-ru`` and ``dpkg-deb -x`` of each). Lines that come again in another file are left out. So are lines with less
+than half of their characters in the script of the language, since some pages are not translated. Any folder of such
+files will do, but a text with less than half of its characters in that script is refused.
 
 The fixed inputs have the names and lengths of a published table of 17; five more are natural text, from the folder.
 Most of the 17 repeat a few sentences, which flatters caches of words: hence the natural ones, three whose words or
