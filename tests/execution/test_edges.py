@@ -55,7 +55,9 @@ def test_rows_that_name_tokens_get_those_of_the_step_before() -> None:
     pending, rows = PendingTokens(), decode_rows([-2, 5], [1, 1], [[0], [1]])
     pending.keep((SampleOutput(i32([7, 9])),))
     mixed = pending.resolved(MixedBatch(prompts(random_ids(0, 3)), (), rows, None))
-    for found in (pending.resolved(DecodeBatch(rows, sampling([0, 1]))).rows, mixed.decode):  # type: ignore[union-attr]
+    alone = pending.resolved(DecodeBatch(rows, sampling([0, 1])))
+    assert isinstance(mixed, MixedBatch) and isinstance(alone, DecodeBatch)
+    for found in (alone.rows, mixed.decode):
         assert found.token_ids.tolist() == [9, 5] and found.token_ids.dtype == np.int32
 
 
