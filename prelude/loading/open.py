@@ -227,6 +227,7 @@ def _cpu_executor(
         default_prefixes,
         default_running_states,
         give_back_freed,
+        keep_freed,
         require_memory,
     )
     from prelude.models.precision import choose
@@ -310,6 +311,7 @@ def _cpu_executor(
             ) from failure
         checkpoint.check_unchanged()
         give_back_freed()
+        keep_freed()
         if ranks is not None and ranks.is_lead:
             return ranks.lead(), plan.config
         return (ThreadedExecutor(made) if config.overlap and ranks is None else made), plan.config

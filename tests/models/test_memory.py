@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,3 +103,31 @@ def test_the_default_pool_follows_the_memory_and_the_positions(
 def test_a_model_of_few_positions_keeps_the_fallback_for_prefixes() -> None:
     """One running sequence of 64 tokens fills four blocks; the prefix cache has a use for more."""
     assert default_blocks(GIB, 1024, block_size=16, longest=64, running=1, fallback=32 << 10) == 32
+
+
+_STEPS = """
+import resource
+import numpy as np
+from prelude.models.memory import keep_freed
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        rooms = [np.empty(size, np.uint8) for size in (1_200_000, 400_000, 1_600_000)]
+        for room in rooms:
+            room[::4096] = 1
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults()
+before = faults()
+keep_freed()
+faults()
+print(before, faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the limits are glibc's")
+def test_steps_find_the_pages_that_the_ones_before_them_had() -> None:
+    done = subprocess.run([sys.executable, "-c", _STEPS], capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert 10 * after < before, (before, after)
