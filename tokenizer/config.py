@@ -63,7 +63,7 @@ def folder_reader(folder: Path) -> Reader:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            warnings.warn(f"{folder / name} is not used: {error.strerror}", TokenizerConfigWarning, stacklevel=5)
+            warnings.warn(f"{folder / name} is not used: {error.strerror}", TokenizerConfigWarning, stacklevel=4)
             return None
 
     return read
@@ -71,14 +71,13 @@ def folder_reader(folder: Path) -> Reader:
 
 def beside(read: Reader, folder: str) -> FileConfig:
     """Return the configuration files that ``read`` gives, which are those in ``folder``."""
-    *settings, jinja = BESIDE
-    tokens, config, *models = [_object(read(name, SETTINGS_LIMIT)) for name in settings]
+    *settings, own = map(read, BESIDE, [*[SETTINGS_LIMIT] * (len(BESIDE) - 1), TEMPLATE_LIMIT])
+    tokens, config, *models = map(_object, settings)
     values = {**tokens, **{k: v for k, v in config.items() if v is not None or k not in tokens}}
     given = config.get("chat_template")  # a string, or a list of named ones, of which ``default`` counts
     templates = _templates(given)
     template = given if isinstance(given, str) else templates.get("default")
     templates = {"": template, **templates} if template is not None else templates
-    own = read(jinja, TEMPLATE_LIMIT)
     if own is not None:
         with contextlib.suppress(UnicodeDecodeError):
             template = io.StringIO(own.decode("utf-8"), newline=None).read()  # every end of a line as \n

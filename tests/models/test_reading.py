@@ -127,8 +127,9 @@ def test_files_of_bounded_size(name: str, model: Path) -> None:
 @pytest.mark.timeout(120)
 def test_settings_that_are_no_plain_files_are_left_out(spoil: Callable[[Path], None], name: str, model: Path) -> None:
     spoil(model / name)
-    with pytest.warns(TokenizerConfigWarning, match=rf"{re.escape(name)} is not used: not a regular file"):
+    with pytest.warns(TokenizerConfigWarning, match=rf"{re.escape(name)} is not used: not a regular file") as said:
         Tokenizer.from_file(model / "tokenizer.json")
+    assert said[0].filename == __file__, "it names the line of the caller"
 
 
 @pytest.mark.parametrize("spoil", [pipe, device])

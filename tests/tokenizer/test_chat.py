@@ -142,6 +142,8 @@ def test_segments_give_the_expected_ids_and_no_control_token_from_the_user(cases
         ("{% include 'x' %}", HELLO, "'include' is left out"),
         ("{% from 'x' import y %}", HELLO, "'from' is left out"),
         ("{% autoescape true %}{% endautoescape %}", HELLO, "'autoescape' is left out"),
+        ("{{ raise_exception(*['x']) }}", HELLO, r"'\*' and '\*\*' in a call are left out"),
+        ("{{ raise_exception(**{'x': 1}) }}", HELLO, r"'\*' and '\*\*' in a call are left out"),
         ("{{ 'a'|lower(1) }}", HELLO, r": lower\(\) takes"), ("{{ 'a'.center() }}", HELLO, r": center\(\) missing"),
         ("{{ ['x'].index('x', none) }}", HELLO, "TypeError"), ("{{ ['x'].index('x', 0, none) }}", HELLO, "TypeError"),
         ("{% set x = ['a']|map('abs') %}ok", HELLO, "TypeError"),  # of an item that nothing reads

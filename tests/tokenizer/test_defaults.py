@@ -104,6 +104,7 @@ EXPRESSIONS = [
     *("'abc'.startswith('b', 1)", "'abc'.endswith(('b', 'c'))", "'abc'.endswith('b', 0, 2)", "'a=b=c'.partition('=')"),
     *("'a=b=c'.rpartition('=')", "'xxaxx'.strip('x')", "'xxa'.lstrip('x')", "'axx'.rstrip('x')", "'aßB'.casefold()"),
     *("'aB'.swapcase()", "'ab'.removeprefix('a')", "'ab'.removesuffix('b')", "'-'.join(['a', 'b'])", "'{:>4}|{}'.format(1, 2)"),
+    *("'{:.2f}|{:>6}'.format(2.5, 1.25)", "'{:c}'.format(97)", "'%.1f|%5d'|format(2.25, 7)"),
     *("{'a': 1}.get('b')", "{'a': 1}.get('b', 2)", "{'a': 1}.copy()", "{'a': 1}.keys()|list", "[1, 2, 1].count(1)"),
     *("[1, 2].index(2)", "7 // 2", "-7 // 2", "-7 % 3", "7 / 2", "2 ** 3", "'ab' * 2", "[1] + [2]", "(1,) + (2,)", "1 < 2 < 2"),
     *("'a' ~ 1 ~ none", "[1, 2, 3][1:]", "'abc'[::-1]", "'abc'[-1]", "[1, 2, 3][:2]", "range(5)|list", "range(1, 9, 3)|list"),

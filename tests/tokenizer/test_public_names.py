@@ -18,6 +18,8 @@ import tokenizers as theirs
 from prelude.tokenizer import Tokenizer, TokenizerFileError, TokenizersMutationError
 from prelude.tokenizer._building import attribute_names
 
+from tests.tokenizer.small_files import file
+
 Pair = Callable[[str], tuple[Tokenizer, Any]]
 
 TYPING = "a name of the standard library that HF imports for itself"
@@ -295,6 +297,9 @@ def test_arguments_of_models() -> None:
         for call, error in calls:
             with pytest.raises(error):
                 call(module)
+    loaded = Tokenizer.from_str(file(model={"type": "Unigram", "vocab": [["<unk>", 0.0]], "unk_id": 0}))
+    with pytest.raises(TokenizersMutationError, match=r"Unigram\.alpha cannot be set"):
+        loaded.model.alpha = 0.1
     changed = ours.models.BPE(PIECES, [("a", "é")])
     assert [t.value for t in changed.tokenize("ab?")] == ["a", "b"]
     changed.unk_token = "<unk>"

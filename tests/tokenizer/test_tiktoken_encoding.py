@@ -50,7 +50,8 @@ def pair() -> Any:
 @pytest.mark.parametrize(
     ("data", "special", "says"),
     [
-        (b"AAA= x", {}, "line 1"), (b"!!!! 3", {}, "line 1"), (b"AA== 0", {}, "byte 1 has no token"),
+        (b"AAA= x", {}, "line 1"), (b"!!!! 3", {}, "line 1"),
+        (b"A*AA= 3", {}, "line 1: expected"), (b"AA== 0", {}, "byte 1 has no token"),
         (b"AA== 0\nAA== 1", {}, "line 2"), (None, {"<|x|>": 3}, "already taken"), (None, {"<|x|>": -1}, "not an id"),
         (None, {"": 999}, "not an id"), (None, {"h": 999}, "the ordinary token 104 is written the same"),
         (None, {"Ċ": 999}, "the ordinary token 10 is written the same"),

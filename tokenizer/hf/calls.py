@@ -180,7 +180,7 @@ def _inputs(text: Any, pair: Any, words: bool) -> tuple[bool, list[Any], list[An
         return (False, [text], [pair]) if type(pair) is kind else None
     if type(text) is not list and type(text) is not tuple:
         return None
-    firsts, seconds = list(text), None if pair is None else pair
+    firsts, seconds = list(text), pair
     if set(map(type, firsts)) != {kind}:
         return None
     if seconds is not None:
@@ -196,13 +196,13 @@ _KINDS = {None: "list", "np": "int64", "pt": "int64"}
 
 @lru_cache(64)
 def _truncation(strategy: Any, max_length: int | None, stride: int, side: str) -> Truncation | None:
-    if strategy is None or strategy.value == "do_not_truncate":
+    if strategy.value == "do_not_truncate":
         return None
     return Truncation.checked(max_length, stride, strategy.value, side)  # type: ignore[arg-type]
 
 
 def _padding(self: Any, strategy: Any, max_length: int | None, multiple: int | None, side: str | None) -> Any:
-    if strategy is None or strategy.value == "do_not_pad":
+    if strategy.value == "do_not_pad":
         return None
     length = max_length if strategy.value == "max_length" else None
     return _checked_padding(
