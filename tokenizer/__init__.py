@@ -16,11 +16,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import decoders, implementations, models, normalizers, pre_tokenizers, processors, trainers
+from ._core import Encoding
 from .added_token import AddedToken
 from .backends.reference import ReferenceCore
 from .components import Regex
 from .decoders import DecodeStream
-from .encoding import Encoding
 from .errors import (
     BackendUnavailable,
     ChatTemplateError,

@@ -14,6 +14,7 @@ cdef extern from "bridge.hpp" namespace "fasttoken":
     int TABLES "fasttoken::CoreError::tables"
 
 
+from prelude.tokenizer.encoding import EncodingMethods
 from prelude.tokenizer.errors import LoneSurrogateError, TokenizerError, TokenizerFileError
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from .encode.post_processing import Frame, Layout
 from .encode.sequences import RowSource
-from .encoding import Encoding
+from .encoding import EncodingMethods
 from .errors import LoneSurrogateError as LoneSurrogateError
 from .errors import TokenizerError
 from .errors import TokenizerFileError as TokenizerFileError
@@ -171,7 +171,6 @@ class RowFrames:
         added: tuple[int, int],
         trims_first: bool,
         special: bool,
-        type: type,
     ) -> None:
         """added: how many tokens truncation leaves room for. trims_first: offsets are trimmed before anything is
         put around a sequence. special: asked for, if the post-processor has any."""
@@ -190,9 +189,6 @@ def checked_text(text: Text) -> str:
 
 def id_list(ids: Sequence[int] | Int32) -> list[int]:
     """A row of ids, of any kind that ``decode`` takes, as a list."""
-
-def pair_list(pairs: Int32) -> list[tuple[int, int]]:
-    """The rows of a C-contiguous int32 array (n, 2) as a list of tuples."""
 
 class FreshEncoding:
     """The base of ``Encoding``: the ids of one text; the other columns are made when one of them is first asked
@@ -216,6 +212,8 @@ class FreshEncoding:
     @property
     def sequence_ids(self) -> list[int | None]: ...
     def __len__(self) -> int: ...
+
+Encoding = EncodingMethods  # a class of both
 
 class EncodeEntry:
     """The base of ``Tokenizer``: the settings a call reads, and the calls that read nothing else.
@@ -254,8 +252,8 @@ class EncodeEntry:
         for arrays [rows, length] (offsets [rows, length, 2]), of rows of one length alone; "list" for lists of lists.
         """
 
-    def _row_encodings(self, source: RowSource, special: bool, type: type[FreshEncoding]) -> list[Any] | None:
-        """An encoding of ``type`` for each sample, cut and padded; their other columns are made of ``source``. None
+    def _row_encodings(self, source: RowSource, special: bool) -> list[Any] | None:
+        """An encoding of each sample, cut and padded; their other columns are made of ``source``. None
         where the general way has to be gone."""
 
     def encode(

@@ -1,4 +1,5 @@
 # distutils: language = c++
+# distutils: define_macros = CYTHON_VECTORCALL_TPNEW=0
 """Thin wrapper of the C++ core; the interface and its promises are in _core.pyi."""
 
 cimport cython

@@ -175,13 +175,6 @@ def id_list(ids):
     return column
 
 
-def pair_list(cnp.ndarray pairs not None):
-    """The rows of a C-contiguous int32 array (n, 2) as a list of tuples."""
-    if cnp.PyArray_TYPE(pairs) != cnp.NPY_INT32 or not cnp.PyArray_IS_C_CONTIGUOUS(pairs) or pairs.size % 2:
-        raise TypeError("expected a C-contiguous int32 array of pairs")
-    return pairs_of(<const int32_t*> cnp.PyArray_DATA(pairs), pairs.size // 2)
-
-
 cdef object pairs_of(const int32_t* pairs, size_t n):
     cdef list numbers = _ints
     return list_of_pairs(pairs, n, (<PyListPeek*> numbers).ob_item, len(numbers))

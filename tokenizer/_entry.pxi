@@ -1,5 +1,5 @@
-# From Tokenizer.encode to ids without a line of Python in between; included by _core.pyx. Tokenizer is an EncodeEntry,
-# Encoding a FreshEncoding. Anything but plain texts, truncation or padding goes on to _encode_general and its like.
+# From Tokenizer.encode to ids without a line of Python in between; included by _core.pyx. Tokenizer is an EncodeEntry.
+# Anything but plain texts, truncation or padding goes on to _encode_general and its like.
 
 cdef extern from *:
     """
@@ -50,17 +50,11 @@ cdef extern from *:
       return to + n;
     }
 
-    inline PyObject* new_of(PyObject* type, PyObject* no_arguments) {
-      auto* t = reinterpret_cast<PyTypeObject*>(type);
-      return t->tp_new(t, no_arguments, nullptr);
-    }
-
     }  // namespace
     """
     object list_of_shared(PyObject** items, uint32_t end, const int32_t* ids, Py_ssize_t n)
     bint any_marked(const char* mask, uint32_t end, const int32_t* ids, Py_ssize_t n)
     int32_t* put_ids(int32_t* to, const int32_t* ids, size_t n)
-    object new_of(PyObject* type, PyObject* no_arguments)
 
 cdef extern from "memory/scratch_vector.hpp" namespace "fasttoken":
     cppclass Aligns "fasttoken::ScratchVector<fasttoken::Align>":
@@ -76,12 +70,11 @@ cdef extern from "Python.h":
     char* PyBytes_AS_STRING(object)
     int PyErr_CheckSignals() except -1
 
-cdef tuple _nothing = ()
-
 cdef enum:
     FEW = 8  # ids that an encoding has in itself
 
 
+@cython.freelist(64)
 cdef class FreshEncoding:
     """The ids of one text; the columns of its subclass are made at the first that is asked for."""
 
@@ -241,7 +234,7 @@ cdef class FreshEncoding:
             # where they are.
             call = self.sample(WITH_IDS if self.bare else WITH_WORDS, True)
             if call is not None:
-                made = call.encoding(type(self), self.bare)
+                made = call.encoding(self.bare)
             if made is None and self.frame is None:
                 made = self.source.general(self.row)
             elif made is None:
@@ -253,6 +246,19 @@ cdef class FreshEncoding:
     @_columns.setter
     def _columns(self, columns not None):
         self.columns = columns
+
+
+# Not a class of Python's own: objects of those take 265 instructions more.
+cdef class Encoding(FreshEncoding, EncodingMethods):
+    def __init__(self):
+        self.columns = self._make(np.empty(0, np.int32), None, None, [])._columns
+
+    def _offset_list(self):
+        cdef cnp.ndarray pairs
+        if self._offsets is None:
+            return [(0, 0)] * len(self._ids)
+        pairs = np.ascontiguousarray(self._offsets, np.int32)
+        return pairs_of(<const int32_t*> cnp.PyArray_DATA(pairs), pairs.size // 2)
 
 
 cdef class EncodeEntry:
@@ -289,16 +295,17 @@ cdef class EncodeEntry:
     cdef FreshEncoding fresh(self, RowFrames frame, object text, cbool parse_special, bint bare):
         cdef CallIds ids
         cdef bint placed = self.native.ids_into(text, parse_special, ids)
-        cdef FreshEncoding made = new_of(<PyObject*> frame.type, <PyObject*> _nothing)
+        cdef FreshEncoding made = Encoding.__new__(Encoding)
         frame.put(made.room(frame.around(ids.size())), ids)
         made.core, made.frame, made.text = self.native, frame, text
         made.parse_special, made.placed, made.bare = parse_special, placed and not bare, bare
         return made
 
-    def encode(self, sequence, pair=None, is_pretokenized=False, add_special_tokens=True):
+    @cython.nonecheck(False)
+    def encode(self, sequence, pair=None, bint is_pretokenized=False, bint add_special_tokens=True):
         """Encode one sequence, or a pair; each a string, or a list of strings with ``is_pretokenized``."""
         cdef RowFrames frame = self.frame_for(add_special_tokens)
-        if frame is None or pair is not None or is_pretokenized is not False or not PyUnicode_CheckExact(sequence):
+        if frame is None or pair is not None or is_pretokenized or not PyUnicode_CheckExact(sequence):
             return self._encode_general(sequence, pair, is_pretokenized, add_special_tokens)
         return self.fresh(frame, sequence, self._encode_special is False, False)
 
@@ -341,8 +348,8 @@ cdef class EncodeEntry:
         found = [call.lists(column) if listed else call.array(column, wide) for column in columns]
         return found, call.samples(), call.rows.get().longest()
 
-    def _row_encodings(self, source not None, bint special, type not None):
-        """An encoding of ``type`` for each sample of a RowSource, cut and padded; their other columns are made of it.
+    def _row_encodings(self, source not None, bint special):
+        """An encoding of each sample of a RowSource, cut and padded; their other columns are made of it.
         None if the general way has to be gone."""
         cdef RowFrames frames = self.special if special else self.plain
         cdef RowCall call = RowCall.made(self.native, frames, source.firsts, source.seconds, source.truncation,
@@ -353,8 +360,6 @@ cdef class EncodeEntry:
         cdef size_t i, at = 0, n
         cdef list out = []
         cdef bint pads_left = source.padding is not None and source.padding.direction == "left"
-        if not issubclass(type, FreshEncoding):
-            raise TypeError(f"{type!r} is not a type of FreshEncoding")
         if call is None:
             return None
         rows = call.rows.get()
@@ -363,7 +368,7 @@ cdef class EncodeEntry:
         source.frames, source.padded_to = frames, rows.padded_to()
         for i in range(rows.count()):
             n = rows.length(i)
-            made = new_of(<PyObject*> type, <PyObject*> _nothing)
+            made = Encoding.__new__(Encoding)
             if n:
                 memcpy(made.room(n), flat.data() + at, n * sizeof(int32_t))
             made.padding = n - rows.without_padding(i)

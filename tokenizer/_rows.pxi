@@ -75,7 +75,7 @@ cdef class RowFrames:
     """The tokens that a post-processor puts around one sequence, and around two."""
 
     cdef RowLayout single, pair
-    cdef object of_single, of_pair, sequences, type, type_id
+    cdef object of_single, of_pair, sequences, type_id
     cdef bint special, trims_first, is_frame
     cdef uint64_t added[2]
     cdef bytes as_found  # by id: 1 if its token is known from the text alone
@@ -83,13 +83,11 @@ cdef class RowFrames:
     cdef vector[int32_t] before, after
     cdef list tokens_before, tokens_after, types_before, types_after
 
-    def __cinit__(self, sequences, single, pair, frame, added, bint trims_first, bint special, type):
+    def __cinit__(self, sequences, single, pair, frame, added, bint trims_first, bint special):
         """single, pair, frame: a Layout or Frame of post_processing.py, or None. added: how many tokens truncation
         leaves room for. trims_first: offsets are trimmed before anything is put around a sequence. special: asked for,
         if the post-processor has any."""
-        if not issubclass(type, FreshEncoding):
-            raise TypeError(f"{type!r} is not a type of FreshEncoding")
-        self.sequences, self.of_single, self.of_pair, self.type = sequences, single, pair, type
+        self.sequences, self.of_single, self.of_pair = sequences, single, pair
         self.trims_first, self.special, self.as_found = trims_first, special, sequences.as_found
         self.added[0], self.added[1] = added
         fill_layout(self.single, single)
@@ -253,7 +251,7 @@ cdef class RowCall:
         cdef size_t i
         return [self.rows.get().sample(i) for i in range(self.rows.get().count())]
 
-    cdef object encoding(self, type, bint bare):
+    cdef object encoding(self, bint bare):
         """Its one sample, and the parts that were cut off; None if the general way has to be gone."""
         cdef Rows* rows = self.rows.get()
         cdef size_t i, n, at = 0
@@ -269,7 +267,7 @@ cdef class RowCall:
                 column[i] if rows.are_equally_long() else column[0, at : at + n] for column in columns
             ] + [None, None] * bare
             tokens, ranges = self.tokens(i, bare)
-            one = type._make(ids, offsets, words, tokens, types, special, attention)
+            one = Encoding._make(ids, offsets, words, tokens, types, special, attention)
             one._ranges = ranges
             made.append(one)
             at += n

@@ -11,10 +11,10 @@ import json
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ._building import CUSTOM, FIELDS, attribute_names, canonical, file_value, member_of, python_value
+from ._core import Encoding
 from ._repr import LONG, SHORT, member_text
 from .added_token import AddedToken
 from .backends.reference import CHAR_BYTES, ReferenceCore, asked
-from .encoding import Encoding
 from .errors import TokenizersMutationError
 from .trainers import TRAINING
 

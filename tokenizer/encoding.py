@@ -14,13 +14,17 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from types import SimpleNamespace
-from typing import Any, Generic, NamedTuple, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ._core import FreshEncoding, pair_list
 from .errors import TokenizerError
+
+if TYPE_CHECKING:
+    from ._core import Encoding, FreshEncoding
+else:
+    FreshEncoding = object  # _core.Encoding has both bases
 
 T = TypeVar("T")
 Int32 = npt.NDArray[np.int32]
@@ -32,25 +36,26 @@ _PART = 64  # tokens that take about as much memory as a part itself
 _MOST_MERGED_BYTES = 1 << 30  # of all parts that one call merges out of others, those between two steps among them
 _MERGED_PART, _MERGED_TOKEN = 2048, 40  # bytes of a merged part, and of each of its tokens
 _MOST_INT32 = (1 << 31) - 1
-_NO_IDS: Int32 = np.empty(0, np.int32)
 _ATTRIBUTES = "ids, type_ids, tokens, offsets, attention_mask, special_tokens_mask, overflowing"
 
 
 class _Of(Generic[T]):
     """A column of an encoding, by its name; a fresh encoding makes them all when one is read."""
 
-    def __set_name__(self, owner: type[Encoding], name: str) -> None:
+    def __set_name__(self, owner: type[EncodingMethods], name: str) -> None:
         self._name = name
 
-    def __get__(self, encoding: Encoding, owner: type[Encoding]) -> T:
+    def __get__(self, encoding: EncodingMethods, owner: type[EncodingMethods]) -> T:
         found: T = getattr(encoding._columns, self._name)
         return found
 
-    def __set__(self, encoding: Encoding, value: T) -> None:
+    def __set__(self, encoding: EncodingMethods, value: T) -> None:
         setattr(encoding._columns, self._name, value)
 
 
-class Encoding(FreshEncoding):
+class EncodingMethods(FreshEncoding):
+    """The methods of ``Encoding`` that are Python."""
+
     __slots__ = ()
 
     _ids = _Of[Int32]()
@@ -62,9 +67,6 @@ class Encoding(FreshEncoding):
     _attention = _Of[Column]()
     _ranges = _Of["dict[int, tuple[int, int]]"]()
     _overflowing = _Of["list[Encoding]"]()
-
-    def __init__(self) -> None:
-        self._columns = self._make(_NO_IDS, None, None, [])._columns
 
     @classmethod
     def _make(
@@ -90,12 +92,6 @@ class Encoding(FreshEncoding):
         if callable(self._tokens):
             self._tokens = self._tokens()
         return list(self._tokens)
-
-    def _offset_list(self) -> list[tuple[int, int]]:
-        offsets = self._offsets
-        if offsets is None:
-            return [(0, 0)] * len(self._ids)
-        return pair_list(np.ascontiguousarray(offsets, dtype=np.int32))
 
     def _word_list(self) -> list[int | None]:
         if self._words is None:
@@ -226,7 +222,7 @@ class Encoding(FreshEncoding):
         missing = target - len(self._ids)
         if missing <= 0:
             return
-        padding = Encoding._make(_array(id, missing), None, None, [pad_token] * missing, type_id, 1, 0)
+        padding = self._make(_array(id, missing), None, None, [pad_token] * missing, type_id, 1, 0)
         first, second = (padding, self) if direction == "left" else (self, padding)
         joined = _joined(first, second, 0)
         shift = missing if direction == "left" else 0
@@ -248,7 +244,7 @@ class Encoding(FreshEncoding):
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = (self._ids, self._offsets, self._words, self.tokens, self._types, self._special, self._attention)
-        return _restored, (state, dict(self._ranges), list(self._overflowing))
+        return _restored, (type(self), state, dict(self._ranges), list(self._overflowing))
 
     # ---- inside
 
@@ -292,6 +288,8 @@ def padded_batch(encodings: Sequence[Encoding], overflow: bool, offsets: bool, d
 
 def merge(encodings: Iterable[Encoding], growing_offsets: bool = False) -> Encoding:
     """One encoding after the other; each overflowing part is combined with each of the others, as in HF."""
+    from ._core import Encoding  # which is made of this file's class
+
     given, merged, room = list(encodings), Encoding(), [_MOST_MERGED_BYTES]
     if math.prod(1 + len(one._overflowing) for one in given) * _MERGED_PART > _MOST_MERGED_BYTES:
         raise _too_many_parts()
@@ -340,7 +338,7 @@ def _joined(left: Encoding, right: Encoding, shift: int) -> Encoding:
     tokens: Tokens = (
         ours + theirs if isinstance(ours, list) and isinstance(theirs, list) else lambda: _made(ours) + _made(theirs)
     )
-    return Encoding._make(
+    return left._make(
         np.concatenate([left._ids, right._ids]),
         offsets,
         words,
@@ -360,7 +358,7 @@ def _joined_column(left: Column, n: int, right: Column, m: int) -> Column:
 def _sliced(encoding: Encoding, start: int, stop: int) -> Encoding:
     tokens = encoding._tokens
     part: Tokens = tokens[start:stop] if isinstance(tokens, list) else (lambda: _made(tokens)[start:stop])
-    return Encoding._make(
+    return encoding._make(
         encoding._ids[start:stop],
         None if encoding._offsets is None else encoding._offsets[start:stop],
         None if encoding._words is None else encoding._words[start:stop],
@@ -373,7 +371,7 @@ def _sliced(encoding: Encoding, start: int, stop: int) -> Encoding:
 
 
 def _shallow(encoding: Encoding) -> Encoding:
-    copied = Encoding.__new__(Encoding)
+    copied = encoding.__new__(type(encoding))
     copied._columns = SimpleNamespace(**vars(encoding._columns))  # columns are replaced, never changed in place
     return copied
 
@@ -384,8 +382,10 @@ def _clone(encoding: Encoding) -> Encoding:
     return copied
 
 
-def _restored(state: tuple[Any, ...], ranges: dict[int, tuple[int, int]], parts: list[Encoding]) -> Encoding:
-    made = Encoding._make(*state)
+def _restored(
+    kind: type[Encoding], state: tuple[Any, ...], ranges: dict[int, tuple[int, int]], parts: list[Encoding]
+) -> Encoding:
+    made = kind._make(*state)
     made._ranges, made._overflowing = ranges, parts
     return made
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import decoders, models, normalizers, pre_tokenizers, processors
+from ._core import Encoding
 from .added_token import AddedToken
 from .components import Component, Regex
-from .encoding import Encoding
 from .errors import TokenizerError
 from .models import Merges, Path, Vocab
 from .tokenizer import Tokenizer

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from .encoding import Encoding, _unsigned, unsigned_32
+from ._core import Encoding
+from .encoding import _unsigned, unsigned_32
 from .errors import TokenizerError
 
 Direction = Literal["left", "right"]

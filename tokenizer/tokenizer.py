@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._building import canonical
+from ._core import Encoding
 from ._repr import LONG, SHORT, tokenizer_text
 from .added_token import AddedToken
 from .backends.cache import at as cache_at
@@ -35,7 +36,7 @@ from .encode.literal import ControlTokens, LiteralText
 from .encode.post_processing import finished
 from .encode.processor_file import parse
 from .encode.sequences import EncodeInput, RowSource, Sequences, batch_inputs, batch_list, single_input
-from .encoding import Encoding, PaddedBatch, padded_batch
+from .encoding import PaddedBatch, padded_batch
 from .errors import BackendUnavailable, TokenizerFileError, TokenizersMutationError
 from .params import Padding, Truncation
 
@@ -271,7 +272,7 @@ class Tokenizer(ArrayMethods, ComponentMethods):
         truncation, padding, parse_special = self._truncation, self._padding, not self._encode_special
         settings = add_special_tokens, fast, truncation, parse_special
         source = RowSource(self._sequences, inputs, settings, padding)
-        rows: list[Encoding] | None = self._row_encodings(source, add_special_tokens, Encoding)
+        rows: list[Encoding] | None = self._row_encodings(source, add_special_tokens)
         if rows is not None:
             return rows
         encodings = [self._sequences.finished(one, *settings) for one in inputs]

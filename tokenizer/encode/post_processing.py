@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..encoding import Encoding, merge
+from .._core import Encoding
+from ..encoding import merge
 from ..errors import TokenizerError
 from ..params import Truncation, truncate_pair
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .._core import Encoding, RowFrames
 from ..backends.reference import ReferenceCore
-from ..encoding import Encoding
 from ..params import Padding, Truncation
 from .post_processing import Processor, finished, frame, layout, trims_first, without_trimming
 
@@ -134,12 +134,10 @@ class Sequences:
         core, processor = self._core, self._processor
         if isinstance(core, ReferenceCore):
             return None, None, None
-        from .._core import RowFrames
-
         trimmed, rows = trims_first(processor), []
         for special, (layouts, one) in enumerate(zip(self._layouts, self.frames)):
             added = (processor.added(False), processor.added(True)) if processor and special else (0, 0)
-            rows.append(RowFrames(self, *layouts, one, added, trimmed, bool(special), Encoding))
+            rows.append(RowFrames(self, *layouts, one, added, trimmed, bool(special)))
         return core, rows[0], rows[1]
 
     def _encoded(self, given: Given, type_id: int, parse_special: bool, trim: bool, fast: bool) -> Encoding:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..encoding import Encoding
+from .._core import Encoding
 from ..errors import TokenizerError
 from ..params import Padding, Truncation
 from ..tokenizer import Tokenizer
