@@ -247,6 +247,7 @@ class Fleet:
         self._ends = sorted([end for end in self._ends if end[2] != number])  # a heap too
         self._steps = sorted([step for step in self._steps if step[1] != number])
         self._turning[number] = False
+        one.core.stats.forward_seconds -= max(0.0, one.clock.now - at)  # of the step that it interrupts
         for simulated in one.under_way():
             simulated.ended = at
             self._ask_again(simulated, at)
@@ -272,8 +273,7 @@ class Fleet:
         if dies and simulated.ended > dies[0].at:  # in the step that the failure interrupts
             self._ask_again(simulated, dies[0].at)
             return
-        self._count += 1
-        heapq.heappush(self._ends, (simulated.ended, self._count, number, simulated.arrival.prompt_tokens))
+        self._put(self._ends, simulated.ended, number, simulated.arrival.prompt_tokens)
         self._recorder.ended(simulated)
         self._source.ended(simulated.arrival, simulated.ended)
 

@@ -206,7 +206,7 @@ def test_out_of_memory_twice_fails_the_batch_and_no_other_request() -> None:
     assert is_empty(core)
 
 
-def test_work_between_steps_that_fails_is_not_tried_again() -> None:
+def test_work_between_steps_that_fails_is_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     class Idle(FaultyExecutor):
         wants_idle, tried = True, 0
 
@@ -222,6 +222,7 @@ def test_work_between_steps_that_fails_is_not_tried_again() -> None:
         until(partial(lambda count: len(sink.ends) == count and executor.tried, turn))
     core.close()
     assert executor.tried == 1 and core.healthy
+    assert "RuntimeError: no graph" in caplog.text, "with its traceback"
 
 
 # ------------------------------------------------------------------ a step that hangs

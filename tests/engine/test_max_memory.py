@@ -7,6 +7,7 @@ import logging
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,28 @@ def test_a_length_that_does_not_fit_is_refused_with_the_longest_that_does() -> N
     with engine:
         assert engine.max_length == longest
         assert engine.run(Loglikelihood([5] * (longest - 20), [6] * 20)).total < 0
+
+
+@pytest.mark.parametrize("beside", [0, 5])
+def test_the_largest_step_is_the_last_one_that_the_room_holds(beside: int) -> None:
+    step = StepMemory(fixed=100, per_token=7, readout=50, row_bytes=3, measured=False)
+    assert [step.step_bytes(tokens) for tokens in (0, 1, 9)] == [150, 160, 240]
+    for room in range(400):
+        fit = [tokens for tokens in range(1, 60) if step.step_bytes(tokens) + tokens * beside <= room]
+        assert step.most_tokens(room, beside) == max(fit, default=0)
+
+
+def test_parts_of_a_step_from_three_runs() -> None:
+    shapes = StepMemory(fixed=1000, per_token=10, readout=5000, row_bytes=3, measured=False)
+    token = memory_plan._HOST_BYTES + 100
+    found = memory_plan.from_runs(shapes, (10, 20_000), (30, 22_000), 40_000)  # a tenth, and a megabyte, is added
+    fixed = (20_000 - 10 * token) * 11 // 10 + MB
+    assert found == StepMemory(fixed, token * 11 // 10, 22_000, 3, measured=True)
+    flat = memory_plan.from_runs(shapes, (10, 900), (10, 900), 0)  # runs as noisy as that tell nothing
+    assert flat == StepMemory(MB, (memory_plan._HOST_BYTES + 1) * 11 // 10, 5000, 3, measured=True)
+    shapes = replace(shapes, fixed=9 * MB, per_token=9000)
+    least = memory_plan.from_runs(shapes, (10, 900), (30, 900), 0)
+    assert least == StepMemory(9 * MB, 9900, 5000, 3, measured=True)
 
 
 @pytest.mark.feature("G1")

@@ -18,6 +18,7 @@ import pytest
 
 from prelude import Choice, Decide, Engine, EngineConfig, Noul, Score
 from prelude.errors import ConfigError, InvalidRequest, ModelError, PromptTooLong, UnsupportedModel
+from prelude.models.sparrow import SparrowModel, read_sparrow
 from prelude.systemone import SystemOne
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.-:=%[]_"
@@ -223,6 +224,20 @@ def test_a_hostile_config_is_refused_by_name(tmp_path: Path, changed: dict[str, 
     path = write(tmp_path / "bad.sparrow", arrays(True), config(True, **changed))
     with pytest.raises((ModelError, UnsupportedModel), match=told):
         Engine.from_pretrained(path)
+
+
+def test_bounds_and_defaults_of_a_config(tmp_path: Path) -> None:
+    def read(**changed: Any) -> SparrowModel:
+        made = {name: value for name, value in config(False, **changed).items() if value is not None}
+        return read_sparrow(write(tmp_path / "one.sparrow", arrays(False), made))
+
+    told = read(name=None, kv=None, max_len=None, temperature_by_kind=None)
+    assert (told.name, told.pairs, told.max_len, told.temperatures) == ("sparrow", None, 512, (1.0, 1.0, 1.0))
+    assert read().temperatures == (1.395, 0.555, 0.939), "of a choice, a score and a yes or no"
+    for good, wrong in ((8, 7), (1 << 16, (1 << 16) + 1)):
+        assert read(max_len=good).max_len == good
+        with pytest.raises(ModelError, match=f"max_len is {wrong}"):
+            read(max_len=wrong)
 
 
 def test_hostile_files_are_refused_by_name(tmp_path: Path) -> None:

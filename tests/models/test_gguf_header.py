@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from prelude.errors import ModelError
+from prelude.models.gguf import reader
 from prelude.models.gguf.directory import GgufWeights
 from prelude.models.gguf.reader import GgufFile
 from prelude.models.names import resolve
@@ -113,6 +115,30 @@ def test_a_lie_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         GgufFile(path)
     assert said in str(caught.value) and str(path) in str(caught.value)
+
+
+LIMITS: dict[str, tuple[int, Callable[[int], bytes]]] = {
+    "MAX_TENSORS": (2, lambda n: header([], [tensor(f"t{i}", offset=128 * i) for i in range(n)], bytes(512))),
+    "MAX_METADATA": (2, lambda n: header([entry(f"k{i}", U8, b"\1") for i in range(n)], [])),
+    "MAX_KEY_BYTES": (9, lambda n: header([entry("k" * n, U8, b"\1")], [])),
+    "MAX_NAME_BYTES": (9, lambda n: header([], [tensor("t" * n)])),
+    "MAX_TEXT_BYTES": (9, lambda n: header([entry("k", TEXT, text("t" * n))], [])),
+    "MAX_TEXT_BYTES in an array": (9, lambda n: header([entry("k", ARRAY, array(TEXT, 1, text("t" * n)))], [])),
+    "MAX_ARRAY": (9, lambda n: header([entry("k", ARRAY, array(U8, n, bytes(n)))], [])),
+    "MAX_ARRAY_VALUES": (9, lambda n: header([entry(f"k{m}", 9, array(U8, m, bytes(m))) for m in (4, n - 4)], [])),
+    "MAX_DIMENSIONS": (3, lambda n: header([], [tensor(sizes=(2,) * n)])),
+    "MAX_ELEMENTS": (30, lambda n: header([], [tensor(sizes=(n,))])),
+    "MAX_ALIGNMENT": (8, lambda n: header([entry("general.alignment", I32, struct.pack("<i", 8 * (n - 7)))], [])),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_limit_is_the_last_that_is_read(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit, made = LIMITS[name]
+    monkeypatch.setattr(reader, name.split()[0], limit)
+    GgufFile(written(tmp_path, made(limit))).close()
+    with pytest.raises(ModelError):
+        GgufFile(written(tmp_path, made(limit + 1)))
 
 
 def good() -> bytes:

@@ -169,6 +169,9 @@ def test_an_indivisible_model_is_refused_before_any_other_process_is_asked(folde
         EngineConfig(tensor_parallel=0)
     with pytest.raises(ConfigError, match="2 or more"):
         serve_rank(model, config=EngineConfig())
+    for wrong, said in (({"device": "abacus"}, "device='abacus'"), ({"dtype": "int1"}, "dtype='int1'")):
+        with pytest.raises(ConfigError, match=said):
+            serve_rank(model, config=EngineConfig().changed(tensor_parallel=2), **wrong)
 
 
 @pytest.mark.long

@@ -384,3 +384,14 @@ def test_a_tenant_that_was_served_much_stays_behind_newcomers_while_names_are_fo
     again = accounts.take_back(RequestOptions(tenant="heavy"), 1_000_000)
     assert 1_100_000 > again.served - newcomer.served > 900_000
     assert waits.served <= newcomer.served
+
+
+def test_priorities_without_accounts_are_forgotten_and_the_place_of_the_others_is_kept() -> None:
+    accounts = Accounts()
+    accounts.join(RequestOptions(tenant="waits"))
+    for _ in range(2):  # the second one begins at a million
+        accounts.serve(accounts.join(RequestOptions(tenant="heavy")), 1_000_000)
+    for n in range(10_000):
+        accounts.serve(accounts.join(RequestOptions(tenant=f"t{n}", priority=n)), 0)
+    assert accounts.join(RequestOptions(tenant="new")).served == 1_000_000
+    assert max(len(accounts.now), len(accounts.latest)) < 2500

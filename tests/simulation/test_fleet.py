@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from prelude.errors import PreludeError
+from prelude.errors import PreludeError, TraceError
 from prelude.simulation import Arrival, ClosedLoop, Fleet, LinearCost, Machine, Report, machine, simulate
-from prelude.simulation.fleet import Failure, failures
-from prelude.simulation.report import jain
+from prelude.simulation.fleet import Failure, OpenLoop, failures
+from prelude.simulation.report import Latency, jain
 from prelude.simulation.routing import ROUTERS, Loads, PowerOfTwo, PrefixAffine, router
 from prelude.simulation.workloads import bursts, cancelled, chat_beside_decisions, merged, rubrics
 
@@ -46,9 +46,9 @@ def test_first_tokens_and_ends_of_generated_text() -> None:
 
 def test_deadlines_and_cancellations_happen_at_their_moments() -> None:
     trace = [one(0.0, 10), one(1.0, 10, deadline=5.0)]
-    trace += [one(1.0, 10, cancel_after=2.0), one(2.0, 10, cancel_after=50.0)]
+    trace += [*[one(1.0, 10, cancel_after=2.0)] * 2, one(2.0, 10, cancel_after=50.0)]
     report = simulate(second_per_token(max_step_requests=1, max_running=1), trace)
-    assert report.ends == {"cancelled": 1, "expired": 1, "finished": 2}
+    assert report.ends == {"cancelled": 2, "expired": 1, "finished": 2}
     assert report.seconds == 20.0
 
 
@@ -98,6 +98,9 @@ WRONG = [Failure(*one) for one in ((-1.0, 0), (math.inf, 0), (0.0, 1), (0.0, -1)
 def test_settings_that_make_no_sense_are_refused(wrong: Callable[[], object], said: str) -> None:
     with pytest.raises(PreludeError, match=said):
         wrong()
+    for empty in (OpenLoop([]), ClosedLoop([], 1)):
+        with pytest.raises(TraceError, match="the trace has ended"):
+            empty.pop()
 
 
 @pytest.mark.feature("N6")
@@ -178,6 +181,29 @@ def test_hits_and_folds_are_counted_against_the_asked_tokens() -> None:
     assert report.computed_tokens == 280
 
 
+def test_every_figure_of_a_report() -> None:
+    """A step of 48 + 10 tokens, four of a token of text, one of the 16 tokens that no block has, and two of one
+    request each. One request is too large, one expires and one is cancelled."""
+    shared = Arrival(0.0, (("a", 32), (None, 8)), questions=(4, 4), user="u")
+    trace = [shared, one(0.0, 10, task="generate", max_tokens=5, tenant="t"), one(3.0, 10, deadline=5.0)]
+    trace += [one(3.0, 9000), one(4.0, 6, cancel_after=2.0), replace(shared, at=100.0, user=None, tenant="t")]
+    found = simulate(second_per_token(), [*trace, one(200.0, 10), one(204.0, 6)])
+    text = Latency(1, 62.0, 62.0, 62.0, 62.0, 0.0, 0.0)
+    assert replace(found, starvation=0.0) == Report(
+        machine="h200-qwen3-4b", replicas=1, seconds=216.0,
+        ends={"cancelled": 1, "expired": 1, "finished": 5, "refused": 1},
+        latency=Latency(5, pytest.approx(158 / 5), 16.0, 62.0, 62.0, pytest.approx(1.2), 6.0),
+        by_task={"decide": Latency(4, 24.0, 12.0, 58.0, 58.0, 1.5, 6.0), "generate": text},
+        first_token=replace(text, mean=58.0, p50=58.0, p99=58.0, longest=58.0),
+        throughput=pytest.approx(5 / 216), prompt_tokens=122, computed_tokens=94, hit_rate=pytest.approx(32 / 122),
+        folded_rate=0.0, steps=8, busy=pytest.approx(94 / 216), preemptions=0, deferrals=0, evictions=0, overtaken=0,
+        starvation=0.0, fairness=pytest.approx(jain([48 / 58, (14 / 62 + 48 / 16) / 2, (1 + 6 / 12) / 2])), users=3,
+    )  # fmt: skip
+    assert list(found.ends) == sorted(found.ends) and found.json()["starvation"] is None, "tenants have no bound"
+    refused = simulate(second_per_token(), [one(0.0, 9000)]).json()
+    assert refused["seconds"] == 0 and refused["throughput"] is refused["latency"]["mean"] is refused["busy"] is None
+
+
 # ------------------------------------------------------------------ failures, and the routers of a real fleet
 def test_requests_of_a_replica_that_dies_are_asked_again_and_count_from_their_first_asking() -> None:
     """It dies at 5 in a step that ends at 10: nothing of it counts. The second replica takes both requests."""
@@ -203,6 +229,14 @@ def test_the_cache_of_a_replica_is_gone_with_it() -> None:
 def test_requests_wait_while_no_replica_lives() -> None:
     report = simulate(second_per_token(), [one(0.0, 10), one(20.0, 5)], failures=[Failure(15.0, 0, 30.0)])
     assert report.ends == {"finished": 2} and report.seconds == pytest.approx(50.0)
+
+
+def test_the_step_that_a_failure_interrupts_takes_no_time_beyond_it() -> None:
+    """It dies at 5 in a step of 100 s and asks again from 6 on; the next step begins at 106, with both that came."""
+    trace = [one(0.0, 100), one(50.0, 10), one(102.0, 10)]
+    report = simulate(second_per_token(), trace, failures=[Failure(5.0, 0, 1.0)])
+    assert report.latency.mean == pytest.approx((106 + 76 + 24) / 3) and (report.steps, report.seconds) == (3, 126)
+    assert report.busy == pytest.approx((5 + 120) / 126)
 
 
 @pytest.mark.long

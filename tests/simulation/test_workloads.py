@@ -100,6 +100,7 @@ def test_chats_beside_decisions() -> None:
     assert len({arrival.parts[0] for arrival in found if arrival.task != "generate"}) == 3
     chats = [arrival for arrival in found if arrival.task == "generate"]
     assert rate_of(chats) == pytest.approx(5, rel=0.25), "over the same time"
+    assert rate_of([arrival for arrival in found if arrival.task != "generate"]) == pytest.approx(45, rel=0.1)
 
 
 def test_bursts_are_a_second_in_five() -> None:
