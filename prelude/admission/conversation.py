@@ -125,7 +125,7 @@ class _Turns:
             raise InvalidRequest(f"{said}; a message has a role and a content", field=here)
 
     def _message(self, item: Mapping[str, Any], here: str) -> None:
-        role = validation.text(item.get("role"), f"{here}.role", MAX_ROLE, empty=False)
+        role = validation.text(item.get("role"), f"{here}.role", MAX_ROLE)
         refuse_others(item, _MESSAGE, here, "message")
         _finished(item, here)
         calls = item.get("tool_calls", ())
@@ -200,7 +200,7 @@ def _turn(role: str, names: list[str], content: str) -> dict[str, str]:
 
 
 def _text(item: Mapping[str, Any], key: str, here: str) -> str:
-    return validation.text(item.get(key), f"{here}.{key}", MAX_TEXT, empty=False)
+    return validation.text(item.get(key), f"{here}.{key}", MAX_TEXT)
 
 
 def _arguments(value: Any, here: str) -> Any:

@@ -87,7 +87,7 @@ def shift_count(plain: PlainQuestion, template: DecisionTemplate) -> int:
 @lru_cache(maxsize=8)  # a tuple may have thousands of places
 def spread(count: int) -> tuple[int, ...]:
     """0 to ``count`` - 1 in van der Corput's order: the first k are about evenly far apart, for every k."""
-    bits = max(1, (count - 1).bit_length())
+    bits = count.bit_length()
     reversed_bits = (int(format(index, f"0{bits}b")[::-1], 2) for index in range(1 << bits))
     return tuple([index for index in reversed_bits if index < count])
 

@@ -171,8 +171,6 @@ def render(ctx: AdmissionContext, messages: Sequence[Any], field: str, generatio
         raise TemplateError("the model directory has no chat template; give text or token ids", field=field)
     try:
         segments = ctx.chat(messages, generation_prompt)
-    except TemplateError:
-        raise
     except (ValueError, TypeError) as error:
         raise TemplateError(f"the chat template refuses these messages: {shown(str(error))}", field=field) from error
     if sum(len(text) for text, trusted in segments if not trusted) > ctx.max_chars:

@@ -26,7 +26,6 @@ MAX_STOPS, MAX_STOP_CHARS = 64, 4096
 MAX_STOP_IDS = 1024
 _NO_IDS = np.zeros(0, dtype=np.int32)
 _LISTS = (list, tuple, set, frozenset, range, np.ndarray)
-_MOST_ID = int(np.iinfo(np.int32).max)
 
 
 # ------------------------------------------------------------------ checking
@@ -222,18 +221,10 @@ def _checked_ids(value: Any, field: str, rows: int, most: int) -> I32:
         raise InvalidRequest(f"an array {value.dtype}{value.shape} is not a list of token ids", field=field)
     if len(value) > most:
         raise RequestTooLarge(f"{len(value)} ids; the limit is {most}", field=field)
-    found = ids_once(_plain(value), rows)
+    listed = value.tolist() if isinstance(value, np.ndarray) else list(value)
+    found = ids_once(listed, rows)
     if found is None:  # other kinds of integers, or a value that is no id
         range_of_ids = f"an id is one of the model's {rows} logits"
-        listed = value.tolist() if isinstance(value, np.ndarray) else value
         ids = {validation.integer(i, f"{field}[{at}]", 0, rows - 1, range_of_ids) for at, i in enumerate(listed)}
         found = np.array(sorted(ids), dtype=np.int32)
     return found
-
-
-def _plain(value: Any) -> Any:
-    """Return a collection of ids as ``ids_once`` reads it."""
-    if not isinstance(value, np.ndarray):
-        return value if isinstance(value, (list, tuple)) else list(value)
-    fits = not len(value) or (value.min() >= 0 and value.max() <= _MOST_ID)
-    return np.ascontiguousarray(value, dtype=np.int32) if fits else value.tolist()

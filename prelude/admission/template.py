@@ -252,8 +252,8 @@ def decision_template(name: str) -> DecisionTemplate:
 
 def decision_names() -> list[str]:
     """Return the templates for plain chat models, in ``prelude/recipes/decide``."""
-    return sorted(one.name.removesuffix(".json") for one in _decide_recipes().iterdir() if one.name.endswith(".json"))
+    return sorted(one.stem for one in _decide_recipes().glob("*.json"))
 
 
-def _decide_recipes() -> Any:
+def _decide_recipes() -> Path:
     return Path(recipes.__file__).parent / "decide"

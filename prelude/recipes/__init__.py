@@ -202,10 +202,9 @@ def read_recipe(data: bytes | str, where: str) -> Recipe:
 def shipped() -> Mapping[str, Recipe]:
     """Return the recipes of this package by name."""
     found = {}
-    for file in sorted(Path(__file__).parent.iterdir(), key=lambda one: one.name):
-        if file.name.endswith(".json"):
-            recipe = read_recipe(file.read_bytes(), file.name)
-            found[recipe.name] = recipe
+    for file in sorted(Path(__file__).parent.glob("*.json")):
+        recipe = read_recipe(file.read_bytes(), file.name)
+        found[recipe.name] = recipe
     return found
 
 

@@ -302,6 +302,9 @@ ANSWER = GuardField("r", "R:", ("a", "b"), response_only=True)
         (rerank(instruction="x" * 65536), rerank(instruction="x" * 65537), "recipe.instruction"),
         (rerank(instruction="\ud7ff"), rerank(instruction="\ud800"), "recipe.instruction"),
         (field_of(), field_of(labels=("a",)), "recipe.f.labels"),
+        (field_of(name="x" * 65536), field_of(name="x" * 65537), "recipe.fields.name"),
+        (field_of(before="B"), field_of(before=""), "recipe.f.before"),
+        (field_of(none=""), field_of(none=5), "recipe.f.none"),
         (field_of(labels=many(256)), field_of(labels=many(257)), "recipe.f.labels"),
         (field_of(prompt_labels=()), field_of(prompt_labels="a"), "recipe.f.prompt_labels"),
         (field_of(prompt_labels=("a",)), field_of(prompt_labels=("a", "")), "recipe.f.prompt_labels[1]"),
@@ -347,9 +350,10 @@ def test_names_of_templates_of_recipes() -> None:
         ("", "not usable JSON"),
         ("[]", "verb 'rerank' or 'guard' is expected"),
         ('{"verb": ["rerank"]}', "verb 'rerank' or 'guard' is expected"),
-        ('{"verb": "rerank", "name": "n", "yes": "y", "unknown": 1}', "unknown field 'unknown'"),
-        ('{"verb": "rerank", "name": "n"}', "yes is missing"),
-        ('{"verb": "guard", "name": "n", "fields": [3], "safe": ["a"]}', "3 is not an object"),
+        ('{"verb": "rerank", "name": "n", "yes": "y", "unknown": 1}', "recipe: unknown field 'unknown'"),
+        ('{"verb": "rerank", "name": "n"}', "recipe: yes is missing"),
+        ('{"verb": "guard", "name": "n", "fields": [3], "safe": ["a"]}', "fields: 3 is not an object"),
     ):
-        with pytest.raises(RecipeError, match=rf"^here: (fields: |recipe: )?.*{says}"):
+        with pytest.raises(RecipeError, match=f"^here: .*{says}") as caught:
             read_recipe(text, "here")
+        assert caught.value.field is None

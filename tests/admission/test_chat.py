@@ -116,6 +116,19 @@ def test_parts_of_text_are_text_in_any_template(tmp_path: Path, template: str, u
     assert caught.value.field == "prompt[0].content[2]"
 
 
+@pytest.mark.parametrize("role", ["system", "developer", "assistant", "tool"])
+def test_a_role_that_is_shown_in_its_place_alone_takes_parts(tmp_path: Path, role: str) -> None:
+    """A system's message is shown first, every other one behind a user's."""
+    leads = role in ("system", "developer")
+    place = "messages[0]" if leads else "messages[1]"
+    known = f"messages | length == 2 and {place}.role == '{role}'"
+    preparer = made(tmp_path, f"{{% if {known} %}}{{{{ {place}.content }}}}{{% endif %}}")
+    turns = [{"role": role, "content": [{"type": "text", "text": "ab"}]}, {"role": "user", "content": "c"}]
+    assert preparer.explain(Generate(turns if leads else turns[::-1])).text == "ab", (
+        "not the list as Python writes it"
+    )
+
+
 def test_no_chat_template_is_no_renderer() -> None:
     tokenizer: Any = toys.plain_tokenizer()
     assert chat_renderer(tokenizer) is None

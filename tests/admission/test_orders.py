@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from prelude.admission.labels import build_trie
-from prelude.admission.orders import spread
+from prelude.admission.orders import split, spread
 from prelude.admission.preparer import Preparer
 from prelude.admission.template import DecisionTemplate
 from prelude.errors import InvalidRequest, RequestTooLarge, TemplateError
@@ -80,7 +80,11 @@ def test_both_orders_of_a_noul_and_one_of_a_score(preparer: Preparer) -> None:
     expected = mean_over("Polite?", ["yes", "no"], (0, 1))
     assert noul.labels == ("yes", "no") and noul.logprobs == pytest.approx(expected)
     assert noul.probability == noul.probabilities["yes"]
-    assert score == toys.run(preparer, Decide(STATE, [Score("How?", ["low", "high"])]))[0]
+    for orders in ("given", range(1, 2)):
+        asked = [Score("How?", ["low", "high"])]
+        assert score == toys.run(preparer, Decide(STATE, asked, orders=orders))[0], (
+            "a score is in every order the same"
+        )
 
 
 @pytest.mark.parametrize("norm", ["none", "token", "unconditional"])
@@ -245,3 +249,20 @@ def test_shifts_that_do_not_exist_or_do_not_fit(preparer: Preparer) -> None:
     many = [f"label {i}" for i in range(200)]
     with pytest.raises(RequestTooLarge, match="questions"):
         toys.make(max_positions=4096).prepare(Decide(STATE, [Choice("Which?", many)], orders="all"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "common", "rests"),
+    [
+        ([[1, 2]], [1, 2], []), ([[1, 2, 3], [1, 2, 4]], [1, 2], [[3], [4]]),
+        ([[1, 2, 3], [1, 2]], [1], [[2, 3], [2]]),
+        ([[1, 2], [1, 2], [1, 2]], [1], [[2], [2], [2]]),
+        ([[1, 2, 3], [1, 2, 3], [1, 4, 3]], [1], [[2, 3], [2, 3], [4, 3]]),
+    ],
+)  # fmt: skip
+def test_rows_are_their_common_beginning_and_a_rest_of_each(rows: Any, common: Any, rests: Any) -> None:
+    found, others = split([np.array(row, np.int32) for row in rows])
+    assert found.tolist() == common and [row.tolist() for row in others] == rests
+    with pytest.raises(TemplateError, match="begins with the labels") as caught:
+        split([np.array(row, np.int32) for row in ([5, 1], [6, 1])])
+    assert caught.value.field == "template"

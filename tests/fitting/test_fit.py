@@ -293,6 +293,12 @@ def test_the_regression_is_that_of_scikit_learn(strength: float) -> None:
         ("score", [*"abcd"], [1, 1, 3, 3], "without a gap"), ("score", [*"abcd"], [2, 2, 3, 3], "from 0 or 1 on"),
         ("score", [*"abcd"], [1.5, 1, 2, 2], r"labels\[0\].*number of a level"),
         ("score", [*"abcd"], ["9" * 5000, 1, 1, 1], r"labels\[0\].*number of a level"),
+        ("score", [*"abcd"], ["1", "ab", "1", "1"], r"labels\[1\].*number of a level"),
+        ("score", [*"abcd"], ["1", "²", "1", "1"], r"labels\[1\].*number of a level"),
+        ("score", [*"abcd"], [0, 0, 11, 11], r"labels\[2\].* from 0 to 10"),
+        ("score", [*"abcd"], [-1, 0, 0, 0], r"labels\[0\]"),
+        ("score", [*"abcd"], [True, 0, 0, 0], r"labels\[0\]"),
+        ("score", [*"abcd"], ["1", "002", "1", "1"], r"labels\[1\]"),
         ("guess", [*"abcd"], ["a", "a", "b", "b"], "kind"),
     ],
 )  # fmt: skip
@@ -431,5 +437,5 @@ def test_rows_of_another_script_are_counted_and_said(engine: Engine, caplog: pyt
     assert found.report is not None and found.report.other_script == 2
     assert "2 rows are in another script than most" in str(found.report)
     assert "2 of 20 rows are in another script than most: rows 3, 7" in caplog.text
-    japanese = ["カードはどこ", "銀行はどこですか", "ひらがな"] * 4
+    japanese = ["カード", "銀行", "ひらがな"] * 4
     assert engine.fit(japanese, [["a", "b", "c"][at % 3] for at in range(12)], name="x").report.other_script == 0

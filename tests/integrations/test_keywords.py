@@ -215,6 +215,11 @@ def test_bounds_and_defaults_of_lm_eval() -> None:
         assert generated(max_gen_toks=4, do_sample=False) == greedy == generated(max_gen_toks=4, temperature=0.0)
         assert generated(max_gen_toks=4, top_k=1, temperature=1.0) == greedy
         assert isinstance(generated(max_gen_toks=31), str)
+        texts = ["a b c d " * count for count in (60, 61)]
+        ends = [lm.tokenizer.decode(lm.tok_encode(text)[-28:]) for text in texts]
+        asked = [SimpleNamespace(args=(text, {"until": ["\n"], "max_gen_toks": 4})) for text in (*texts, *ends)]
+        found = lm.generate_until(asked, disable_tqdm=True)
+        assert found[:2] == found[2:], "of a long context the end is read"
         for kwargs, field in (
             ({"max_gen_toks": 32}, "gen_kwargs.max_gen_toks"),
             ({"max_gen_toks": 0}, "gen_kwargs.max_gen_toks"),
