@@ -187,7 +187,8 @@ static inline bool starts_of(const char* p, size_t left, const SplitPlan& plan, 
 
 // Whether a word that its first line does not have may be in its second, and where that is.
 static inline bool in_full_line(const FoundWords& found, const WordTable::Probe& table, size_t i) {
-  return found.size(i) <= WordTable::longest && table.lines[found.line[i]].full();
+  const uint32_t is_short = found.size(i) <= WordTable::longest;  // a longer one may have no line
+  return is_short & table.lines[found.line[i] & (0 - is_short)].full();
 }
 static inline WordTable::Place second_place(const FoundWords& found, const WordTable::Probe& table, size_t i) {
   return table.second({found.low[i], found.rest[i], found.line[i], found.size(i) > 7});
@@ -207,23 +208,30 @@ static inline WordTable::Place second_place(const FoundWords& found, const WordT
   auto put_known = [&](size_t until) {
     constexpr size_t run = 8;
     int32_t* at = out.out;
-    for (size_t i = done; i < until; i += run) std::memcpy(at + (i - done), found.ids + i, run * sizeof *at);
+    size_t i = done;
+    do  // once, also where there are none: most have fewer than a run, and no branch asks how many
+      std::memcpy(at + (i - done), found.ids + i, run * sizeof *at);
+    while ((i += run) < until);
     out.out = at + (until - done);
     done = until + 1;
   };
   uint32_t missing[FoundWords::most + 1];
   if (const size_t missed = not_found(found, missing)) {
     WordWriter::Missing words[FoundWords::most];
+    uint32_t twice[FoundWords::most + 1];  // those that may be in their second line
+    size_t full = 0;
     for (size_t k = 0; k < missed; ++k) {
       const size_t i = missing[k];
       out.fetch(words[k], base + found.at[i], found.size(i));
-      if (in_full_line(found, table, i)) table.fetch(second_place(found, table, i).line);
+      twice[full] = static_cast<uint32_t>(i);
+      full += in_full_line(found, table, i);
     }
+    for (size_t k = 0; k < full; ++k) table.fetch(second_place(found, table, twice[k]).line);
+    for (size_t k = 0; k < full; ++k)
+      found.ids[twice[k]] = static_cast<int32_t>(table.find_in(second_place(found, table, twice[k])));
     for (size_t k = 0; k < missed; ++k) {
       const size_t i = missing[k];
       words[k].way = WordWriter::Way::table;
-      if (in_full_line(found, table, i))
-        found.ids[i] = static_cast<int32_t>(table.find_in(second_place(found, table, i)));
       if (found.ids[i] >= 0) continue;
       words[k].way = WordWriter::Way::alone;
       out.look_up(words[k]);
