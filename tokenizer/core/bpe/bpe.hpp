@@ -99,6 +99,7 @@ class Bpe {
   // Where pieces are cut before merging, if built(); spaced_words() then has the words of one token, with a space in
   // the place of U+2581.
   const Joins& joins() const { return joins_; }
+  const WideJoins& wide_joins() const { return longest_match_.wide_joins(); }
   const WordTable& spaced_words() const { return spaced_words_; }
   static constexpr std::string_view mark = "\xE2\x96\x81";  // U+2581
   // Whether the tokens of a word that is none by itself come from the longest matches (longest_match.hpp), so that

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "bpe/merging.hpp"
+#include "bpe/wide_joins.hpp"
 #include "errors.hpp"
 #include "memory/table_array.hpp"
 #include "text/utf8.hpp"
@@ -119,7 +120,10 @@ class CharacterTrie {
     std::string bytes;
     std::vector<std::pair<uint32_t, uint32_t>> longer;  // in bytes, and the token
     for (uint32_t id = 0; id < vocab.end(); ++id) {
-      if (!vocab.has(id) || !known(id) || !whole_characters(vocab, id, bytes)) continue;
+      if (!vocab.has(id)) continue;
+      const bool whole = whole_characters(vocab, id, bytes);
+      wide_joins_.add(bytes);
+      if (!whole || !known(id)) continue;
       if (utf8_length(static_cast<unsigned char>(bytes[0])) == bytes.size())
         characters_.set(utf8_at(bytes.data()), id);
       else if (may_extend(bytes))
@@ -131,9 +135,11 @@ class CharacterTrie {
     std::sort(longer.begin(), longer.end());              // a prefix comes before the longer tokens
     extensions_.reserve(nodes);
     extend_all(vocab, longer, byte_ids);
+    wide_joins_.build();
   }
 
   const Extensions& extensions() const { return extensions_; }
+  const WideJoins& wide_joins() const { return wide_joins_; }
   // The token of a character, or none.
   uint32_t character(uint32_t c) const { return characters_[c]; }
   // How many tokens there are: nodes from here on are prefixes and no tokens.
@@ -162,17 +168,16 @@ class CharacterTrie {
   // Whether a character is of a script of its own: of three bytes, or of two and no letter of Latin with a mark.
   static bool is_apart(unsigned char lead) { return lead >= 0xCE && lead < 0xF0; }
 
-  void tables(auto& io) { io(characters_, extensions_, blank_, tokens_); }
+  void tables(auto& io) { io(characters_, extensions_, wide_joins_, blank_, tokens_); }
 
  private:
-  // The bytes of a token, if they are whole characters and not ASCII alone.
+  // The bytes of a token that has others than ASCII, else none; whether they are whole characters.
   static bool whole_characters(const Vocab& vocab, uint32_t id, std::string& bytes) {
     std::string_view name = vocab.text(id), blank = "\xC4\xA0";  // a blank's name, beside which most are ASCII
-    if (is_ascii(name.starts_with(blank) ? name.substr(blank.size()) : name)) return false;
-    const auto decoded = byte_level_decode(name, bytes);
-    if (!decoded || is_ascii(*decoded) || utf8_invalid_at(*decoded) != std::string_view::npos) return false;
-    bytes.resize(decoded->size());
-    return true;
+    const bool ascii = is_ascii(name.starts_with(blank) ? name.substr(blank.size()) : name);
+    const auto decoded = ascii ? std::nullopt : byte_level_decode(name, bytes);
+    bytes.resize(decoded && !is_ascii(*decoded) ? decoded->size() : 0);
+    return !bytes.empty() && utf8_invalid_at(bytes) == std::string_view::npos;
   }
   // Behind the first character only those of scripts of their own, or a blank and one character: few enough to be
   // kept.
@@ -208,6 +213,7 @@ class CharacterTrie {
 
   PagedTable<uint32_t> characters_{none};  // beyond ASCII, that come out of their bytes
   Extensions extensions_;
+  WideJoins wide_joins_;
   uint32_t blank_ = none;  // the token of a blank
   uint32_t tokens_ = 0;
 };

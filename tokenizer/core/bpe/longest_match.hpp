@@ -82,6 +82,8 @@ class LongestMatch {
            ((piece.size() >= 2 && CharacterTrie::is_apart(static_cast<unsigned char>(piece[piece.size() - 2]))) ||
             (piece.size() >= 3 && leads_wide(piece[piece.size() - 3])));
   }
+  // Where a text may be cut beforehand.
+  const WideJoins& wide_joins() const { return trie_.wide_joins(); }
   // Whether the token comes out of its own bytes, as far as is known.
   bool known(uint32_t id) const { return pair_validity_.known(id); }
 

@@ -88,6 +88,8 @@ void Tokenizer::plan() {
     if (patterns.size() == 3) plan_ = PlanReader::read(*patterns[0], *patterns[1], *patterns[2]);
   }
   if (!plan_) return;
+  // A token that merges do not make may be a word, but no part of one.
+  if (model_.bpe.wide_joins().built() && !model_.bpe.config.ignore_merges) plan_->wide = &model_.bpe.wide_joins();
   cut_ = cutter(best_isa());
   plain_ascii_ = !marks_ && normalized_.empty() && normalizer_.keeps_ascii();
   caches_.reserve();

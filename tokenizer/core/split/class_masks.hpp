@@ -376,7 +376,7 @@ static inline size_t not_found(const FoundWords& f, uint32_t* out) {
 #endif
 
 // Entries of a table of 128, by the lowest seven bits.
-static inline Bytes of_table(const std::array<uint8_t, 128>& table, Bytes at) {
+[[gnu::always_inline]] static inline Bytes of_table(const std::array<uint8_t, 128>& table, Bytes at) {
 #if FASTTOKEN_LEVEL == 2
   return _mm512_permutex2var_epi8(load(table.data()), at, load(table.data() + 64));
 #else

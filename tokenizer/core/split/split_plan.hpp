@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "bpe/joins.hpp"
+#include "bpe/wide_joins.hpp"
 #include "regex/regex.hpp"
 #include "regex/regex_program.hpp"
 #include "split/joined_splits.hpp"
@@ -97,6 +98,7 @@ struct SplitPlan {
   ClassTable classes;
   std::unique_ptr<Regex> joined{};  // whose table it is, where a file has several patterns
   const Joins* joins = nullptr;     // spaced: where words end
+  const WideJoins* wide = nullptr;  // gpt2, prefixed: where words are cut further
   bool each_space = false;          // spaced: a word begins at each space, also behind another
 
   // spaced: past the first word of a text.

@@ -251,6 +251,18 @@ static inline WordTable::Place second_place(const FoundWords& found, const WordT
   found.count = 0;
 }
 
+// Of these places, those between two characters that no token has side by side.
+static inline uint64_t cuts_of(const char* p, const WideJoins& joins, uint64_t places) {
+  const uint64_t wide =
+      between(p, WideJoins::lead_from, WideJoins::lead_to) | mask_of(p, static_cast<char>(WideJoins::lead_apart));
+  uint64_t cuts = 0;
+  for (uint64_t at = places & wide & wide << 3; at; at &= at - 1) {
+    const unsigned i = static_cast<unsigned>(std::countr_zero(at));
+    cuts |= uint64_t{!joins.join(p + i - 3)} << i;
+  }
+  return cuts;
+}
+
 // Finds the starts of words in 64 bytes. beyond: the bytes beyond ASCII. False: ask the table.
 template <SplitFamily family>
 static inline bool find_starts(const SplitPlan& plan, const char* p, size_t left, uint64_t valid, uint64_t& starts,
@@ -268,7 +280,15 @@ static inline bool find_starts(const SplitPlan& plan, const char* p, size_t left
     beyond = m.high & valid;
     constexpr bool cased = family == SplitFamily::cased || family == SplitFamily::scripted;
     if (beyond) add_others<cased>(p, plan.classes, valid, m);
-    return starts_of<family>(p, left, plan, m, valid, starts, runs);
+    if (!starts_of<family>(p, left, plan, m, valid, starts, runs)) return false;
+    if constexpr (family == SplitFamily::gpt2 || family == SplitFamily::prefixed) {
+      if (beyond && plan.wide) {
+        const uint64_t cuts = cuts_of(p, *plan.wide, m.letter & valid & ~starts);
+        starts |= cuts;
+        runs |= cuts;  // a block may begin there: what is before a letter does not matter
+      }
+    }
+    return true;
   }
 }
 
