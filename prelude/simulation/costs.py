@@ -237,7 +237,7 @@ def cpu_default() -> Machine:
     fitted = CostModel.load(Path(__file__).with_name("cpu-default.json")).coefficients
     cost = LinearCost(fitted["constant"], fitted["token"], fitted["key"], fitted["lm_row"])
     config = EngineConfig()
-    return Machine("cpu-default", cost, CPU_KV_BYTES, 4 * 2 * 2 * 32 * 4, 4096, 2048, config)
+    return Machine("cpu-default", cost, CPU_KV_BYTES, 4 * 2 * 2 * 32 * 4, 4096, 8192, config)
 
 
 MACHINES = {"h200-qwen3-4b": h200_qwen3_4b, "cpu-default": cpu_default}

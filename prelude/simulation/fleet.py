@@ -216,7 +216,7 @@ class Fleet:
             self._waiting.append((arrival, came))
             return
         self.loads.now = now
-        number = self._router.route(arrival, self.loads) if len(self.replicas) > 1 else 0
+        number = self._router.route(arrival, self.loads)
         self.loads.add(number, arrival.prompt_tokens)
         one = self.replicas[number]
         simulated = one.submit(arrival, now)
@@ -278,14 +278,6 @@ class Fleet:
         self._source.ended(simulated.arrival, simulated.ended)
 
 
-def simulate(
-    machine: Machine,
-    source: Source | Iterable[Arrival],
-    *,
-    replicas: int = 1,
-    routing: str = "prefix-affine",
-    seed: int = 0,
-    audit: int = 0,
-    failures: Iterable[Failure] = (),
-) -> Report:
-    return Fleet(machine, replicas, routing=routing, seed=seed, audit=audit, failures=failures).run(source)
+def simulate(machine: Machine, source: Source | Iterable[Arrival], **options: Any) -> Report:
+    """``options``: of ``Fleet``."""
+    return Fleet(machine, **options).run(source)

@@ -12,7 +12,7 @@ from prelude.simulation import Arrival, Fleet, machine
 
 def steps(*arrivals: Arrival, **config: object) -> list[list[str | None]]:
     """The requests of each step, all of which came at once."""
-    fleet = Fleet(machine("cpu-default", **{"max_step_tokens": 2200, "block_size": 4, **config}))
+    fleet = Fleet(machine("cpu-default", **{"max_length": 2048, "max_step_tokens": 2200, "block_size": 4, **config}))
     seen: list[list[str | None]] = []
 
     def note(plan: Plan) -> None:
@@ -63,7 +63,7 @@ def test_a_prefix_that_others_wait_for_displaces_promoted_blocks_and_a_unique_on
         busy = Arrival(100.0, ((None, 1500),), id="busy")
         new = [Arrival(100.001, ((second, 800), (None, 8)), id=f"new-{n}") for n in range(4)]
         settings = {"kv_blocks": 666, "group_tokens": 16, "fold": False, "defer_steps": 0, "block_size": 4}
-        fleet = Fleet(machine("cpu-default", **{"max_step_tokens": 2200, **settings}))
+        fleet = Fleet(machine("cpu-default", **{"max_length": 2048, "max_step_tokens": 2200, **settings}))
         fleet.run([*old, busy, *new])
         core = fleet.replicas[0].core
         kept = sum(core.pool.would_hit(fleet.tokens.part(f"old-{n}", 400)) == 100 for n in range(5))  # blocks

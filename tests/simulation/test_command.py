@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from prelude.simulation import compare, machine
+from prelude.simulation import ClosedLoop, compare, machine, simulate
 from prelude.simulation.compare import ABLATIONS, BASELINE
-from prelude.simulation.workloads import rubrics
+from prelude.simulation.fleet import failures
+from prelude.simulation.traces import read_trace
+from prelude.simulation.workloads import cancelled, chat_beside_decisions, rubrics
 from prelude.tools.cli import main
 
 # Half of the rubrics fit the pool.
@@ -44,6 +46,40 @@ def test_the_rate_at_an_equal_p99_is_one_that_has_it_and_a_higher_one_has_not(
     assert compare.p99(chosen, trace, found["our_rate"]) <= found["bound"]
     assert compare.p99(chosen, trace, 1.05 * found["our_rate"]) > found["bound"]
     assert found["ratio"] == pytest.approx(found["our_rate"] / 60)
+
+
+ASKED = {"requests": 150, "rubrics": 32, "skew": 0}
+
+
+def test_reports_are_those_of_the_arrivals_that_the_arguments_say(tmp_path: Path) -> None:
+    chosen = machine("h200-qwen3-4b", kv_blocks=1024)
+    asked = list(rubrics(40.0, 5, **ASKED))
+    gone = failures(2, 2.0, asked[-1].at, 1.0, 5)
+    for options, source, own in (
+        (["--clients", "4", "--think", "0.5"], lambda: ClosedLoop(asked, 4, 0.5), {}),
+        (["--replicas", "2", "--routing", "random", "--failures", "2,1"], lambda: asked, {"failures": gone}),
+        (["--replicas", "2", "--routing", "random"], lambda: cancelled(asked, 0.5, 1.0, 5), {}),
+    ):
+        cancel = [] if own or "--clients" in options else ["--cancel", "0.5"]
+        found = ran(tmp_path, "--rate", "40", "--seed", "5", "--set", "kv_blocks=1024", *options, *cancel)
+        assert {name: found[name] for name in ("workload", "machine", "seed", "rate")} == {
+            "workload": "rubrics", "machine": "h200-qwen3-4b", "seed": 5, "rate": 40
+        }  # fmt: skip
+        if "--replicas" in options:
+            own = {"replicas": 2, "routing": "random", "seed": 5, **own}
+        for label, settings in (("all mechanisms", {}), ("baseline", BASELINE)):
+            expected = simulate(chosen.configured(**settings), source(), **own).json()
+            assert {**expected, "label": label} in found["reports"]
+
+
+def test_options_at_their_bounds_are_taken(tmp_path: Path) -> None:
+    trace = str(tmp_path / "trace.jsonl")
+    for options in ({"skew": 16, "tenants": 0, "text_tokens": (5, 5)}, {"questions": (3, 1), "requests": 1}):
+        said = [f"{name}={json.dumps(value)}" for name, value in options.items()]
+        assert main(["simulate", "rubrics", "--option", *said, "--rate", "9", "--write-trace", trace]) == 0
+        assert list(read_trace(trace)) == list(rubrics(9.0, **options))
+    assert main(["simulate", "chat-and-decisions", "--option", "chats=1", "--write-trace", trace]) == 0
+    assert list(read_trace(trace)) == list(chat_beside_decisions(1.0, chats=1))
 
 
 def test_without_a_rate_the_base_rate_is_the_capacity_of_the_baseline(tmp_path: Path) -> None:
@@ -124,6 +160,15 @@ def test_without_probation_whatever_is_computed_pushes_the_rubrics_out(tmp_path:
         (["--option", "skew=NaN"], "skew=nan: it takes a number"),
         (["--option", "text_tokens=[5]"], "text_tokens=(5,): it takes [least, most]"),
         (["--option", "text_tokens=[9,5]"], "text_tokens=(9, 5): it takes [least, most]"),
+        (["--option", "skew=16.5"], "skew=16.5: it takes a number from 0 to 16"),
+        (["--option", "skew=true"], "skew=True: it takes a number"),
+        (["--option", "requests=true"], "requests=True: it takes an integer from 1 to 16777216"),
+        (["--option", "requests=16777217"], "requests=16777217: it takes an integer from 1 to 16777216"),
+        (["--option", "tenants=-1"], "tenants=-1: it takes an integer from 0 to 16777216"),
+        (["--option", "text_tokens=5"], "text_tokens=5: it takes [least, most]"),
+        (["--think", "inf", "--clients", "2"], "--seed and --think take numbers from 0 on"),
+        (["--think=-1", "--clients", "2"], "--seed and --think take numbers from 0 on"),
+        (["--rate", "1e-7"], "'1e-07' is not a positive rate"), (["--rate", "2e9"], "'2e+09' is not a positive rate"),
         (["--option", "questions=[0]"], "questions=(0,): it takes a list of integers"),
         (["--option", "requests=10", "--rate", "5", "--json", "/dev/null/x"], "/dev/null"),
         (["--option", "requests=10", "--rate", "5", "--write-trace", "/dev/null/x"], "/dev/null/x"),

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from prelude import Engine
+from prelude.records import replace
 from prelude.scheduling.cost import Work
 from prelude.simulation import Arrival, Fleet, machine
 from prelude.simulation.costs import QWEN3_4B, LinearCost, RooflineCost, Shape
@@ -22,9 +24,32 @@ def test_the_roofline_is_its_formula_by_hand() -> None:
     work = Work(5, 15, 2, 3)
     expected = 1.0 + 2 * weights * 5 / 500 + 4 * 2 * 1 * 4 * 15 / 500 + 2 * 4 * 10 * 2 / 500
     assert cost.seconds(work) == pytest.approx(expected)
+    assert cost.bound(work) == "arithmetic" and cost.ridge == pytest.approx(2 * 500 / (2 * 5e5))
+    by_model = cost.coefficients  # where no part waits for memory
+    assert sum(by_model[name] * n for name, n in zip(by_model, (1, 5, 15, 2))) == pytest.approx(expected)
+    assert replace(shape, tied=False).weight_bytes - shape.weight_bytes == 2 * 4 * 10
     slow_memory = RooflineCost(shape, 1e12, 10, 0.5, 0.5, 1.0)
     kv = 2 * 2 * 1 * 4 * 2
     assert slow_memory.seconds(work) == pytest.approx(1.0 + (weights * 2 + kv * 3 + 40 * 2) / 5)
+    assert slow_memory.bound(work) == "memory" and slow_memory.seconds(replace(work, lm_rows=0)) == pytest.approx(
+        1.0 + (weights * 2 + kv * 3) / 5
+    )
+
+
+def test_machines_have_the_sizes_of_their_models() -> None:
+    with Engine.from_pretrained() as engine:
+        packaged = engine._core.executor.limits()
+    found = machine("cpu-default").limits()
+    for name in ("vocab_size", "max_positions", "kv_bytes_per_token", "block_size"):
+        assert getattr(found, name) == getattr(packaged, name), name
+    large = machine("h200-qwen3-4b").limits()
+    assert (large.vocab_size, large.max_positions, large.block_size) == (151_936, 262_144, found.block_size)
+    room = large.num_blocks * large.kv_bytes_per_token * large.block_size
+    assert room == pytest.approx(0.9 * 141e9 - 8.04e9, rel=0.001)
+    assert machine("h200-qwen3-4b", kv_blocks=77).limits().num_blocks == 77
+    for name in ("reestimate", "probation"):
+        made = machine("cpu-default", **{name: False}, kv_blocks=9)
+        assert [made.reestimate, made.probation] == [name != "reestimate", name != "probation"]
 
 
 def test_each_token_of_output_is_a_row_of_the_lm_head() -> None:

@@ -98,6 +98,8 @@ WRONG = [Failure(*one) for one in ((-1.0, 0), (math.inf, 0), (0.0, 1), (0.0, -1)
 def test_settings_that_make_no_sense_are_refused(wrong: Callable[[], object], said: str) -> None:
     with pytest.raises(PreludeError, match=said):
         wrong()
+    with pytest.raises(TraceError, match=r"an arrival at 1\.0 follows one at 2\.0: sort the trace by at"):
+        simulate(second_per_token(), [one(2.0, 1), one(1.0, 1)])
     for empty in (OpenLoop([]), ClosedLoop([], 1)):
         with pytest.raises(TraceError, match="the trace has ended"):
             empty.pop()
@@ -139,9 +141,11 @@ def test_the_least_loaded_replica_is_the_one_with_the_fewest_tokens_under_way() 
             {request.options.request_id: number for request in plan.requests()}
         )
     ids = [("a", 0.0, 100), ("b", 0.0, 10), ("c", 0.0, 20), ("d", 1.0, 5), ("e", 16.0, 5), ("f", 50.0, 5)]
+    ids += [("g", 200.0, 5)]
     fleet.run([one(at, tokens, id=name) for name, at, tokens in ids])
-    # At 1 the second has 10 tokens to go. At 16 it has none left, the third 20. At 50 both are idle.
-    assert went == {"a": 0, "b": 1, "c": 2, "d": 1, "e": 1, "f": 1}
+    # At 1 the second has 10 tokens to go. At 16 it has none left, the third 20. At 50 both are idle,
+    # and at 200 all three.
+    assert went == {"a": 0, "b": 1, "c": 2, "d": 1, "e": 1, "f": 1, "g": 0}
 
 
 def test_one_hot_prefix_spreads_over_replicas_once_its_own_is_loaded() -> None:
@@ -229,6 +233,26 @@ def test_the_cache_of_a_replica_is_gone_with_it() -> None:
 def test_requests_wait_while_no_replica_lives() -> None:
     report = simulate(second_per_token(), [one(0.0, 10), one(20.0, 5)], failures=[Failure(15.0, 0, 30.0)])
     assert report.ends == {"finished": 2} and report.seconds == pytest.approx(50.0)
+
+
+def test_a_failure_of_a_replica_that_is_down_changes_nothing() -> None:
+    """It is down from 5 to 15 and dies again at 20, whatever the order in which the failures are given."""
+    down = [Failure(20.0, 0, 1.0), Failure(5.0, 0, 10.0), Failure(15.0, 0, 3.0), Failure(7.0, 0, 1.0)]
+    report = simulate(second_per_token(), [one(0.0, 10)], failures=down)
+    assert (report.retried, report.seconds, report.ends) == (2, 31.0, {"finished": 1})
+
+
+def test_what_a_dead_replica_had_cached_is_forgotten() -> None:
+    way, loads = router("prefix-reported", 3, 0), Loads(3)
+    shared = Arrival(0.0, (("a", 900), (None, 100)))
+    held = way.route(shared, loads)
+    loads.add(held, 1000)
+    assert [way.route(shared, loads) for _ in range(9)] == [held] * 9
+    loads.lose(held)
+    way.lost(held, loads)
+    loads.regain(held)
+    loads.add(held, 1000)
+    assert way.route(shared, loads) != held
 
 
 def test_the_step_that_a_failure_interrupts_takes_no_time_beyond_it() -> None:
