@@ -390,7 +390,7 @@ static inline uint64_t between(const char* p, uint8_t from, uint8_t to) {
 }
 
 // Of ASCII.
-static inline void masks_of(const char* p, const ClassTable& t, Masks& m) {
+[[gnu::always_inline]] static inline void masks_of(const char* p, const ClassTable& t, Masks& m) {
   const Bytes bytes = load(p);
   m.high = high(bytes);
   const Bytes classes = only(~m.high, of_table(t.ascii, bytes));

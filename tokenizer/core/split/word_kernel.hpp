@@ -252,7 +252,7 @@ static inline WordTable::Place second_place(const FoundWords& found, const WordT
 }
 
 // Of these places, those between two characters that no token has side by side.
-static inline uint64_t cuts_of(const char* p, const WideJoins& joins, uint64_t places) {
+[[gnu::noinline]] static uint64_t cuts_of(const char* p, const WideJoins& joins, uint64_t places) {
   const uint64_t wide =
       between(p, WideJoins::lead_from, WideJoins::lead_to) | mask_of(p, static_cast<char>(WideJoins::lead_apart));
   uint64_t cuts = 0;
