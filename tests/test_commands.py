@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,13 @@ from typing import Any
 
 import pytest
 
+from prelude import EngineConfig, default_model
+from prelude.cpu.executor import logits_rows
 from prelude.errors import ConfigError
+from prelude.execution.memory_plan import StepMemory
+from prelude.models.checkpoint import Checkpoint
+from prelude.models.config import ModelConfig
+from prelude.models.gguf.directory import open_directory
 from prelude.terminal.command_line import byte_count, check_target, writing
 from prelude.tools.cli import command_parser, main
 
@@ -102,6 +109,21 @@ def test_memory_takes_a_size_with_a_unit(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["memory", "--max-memory", "1GiB"]) == 0
     said = capsys.readouterr().out
     assert "1.0 GiB" in said and [line.split()[0] for line in said.splitlines()[-3:]] == ["512", "2,048", "8,192"]
+
+
+def test_memory_says_what_fits_to_the_byte(capsys: pytest.CaptureFixture[str]) -> None:
+    directory = open_directory(default_model.path(), False)
+    model = ModelConfig.from_dir(directory)
+    with Checkpoint.open(directory, model) as checkpoint:
+        weights = checkpoint.nbytes(4, keep=True)
+    longest = model.max_positions
+    step = StepMemory.of_shapes(model.spec, 4, logits_rows(model.vocab_size), EngineConfig().expert.max_top)
+    every = weights + step.step_bytes(longest) + longest * model.spec.kv_bytes_per_token(4)
+    plain = weights + step.step_bytes(longest) - longest * step.row_bytes
+    for most, fits in ((every, "all"), (every - 1, "one pass"), (plain, "one pass"), (plain - 1, "no")):
+        assert main(["memory", "--max-memory", str(most)]) == 0
+        *_, last = capsys.readouterr().out.splitlines()
+        assert re.split("  +", last.strip())[::4] == [f"{longest:,}", fits]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")

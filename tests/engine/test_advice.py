@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from prelude import Choice, Decide, Engine, YesNo
+from prelude import Choice, Decide, Engine, YesNo, default_model
 from prelude.errors import InvalidRequest
 from prelude.systemone import SystemOne, SystemOneError
 from prelude.tools.cli import main
@@ -79,6 +79,24 @@ def test_the_demo_answers_or_says_at_once_why_not(
     printed = capsys.readouterr()
     assert (code, bool(printed.out)) in ((0, True), (2, False))
     assert "Milliseconds: " in printed.out if code == 0 else "prelude: " in printed.err
+    assert "tell languages apart" not in printed.out and "the packaged model" not in printed.out
+
+
+def test_the_demo_of_the_packaged_model_says_what_it_knows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--model", str(default_model.path())]) == 0
+    printed = capsys.readouterr().out
+    assert "vectors of the packaged model: " in printed and "tell languages apart, and not topics." in printed
+    assert "Which language is it?" in printed and "Does it contain personal data?" in printed
+    [vectors] = re.findall(r"The nearest of (\d+) texts", printed)
+    [fitted, right, rest, chance] = re.findall(r"on (\d+) l.*: (\d+) of (\d+) o.*\n.*chance (\d+) would", printed)[0]
+    assert int(fitted) + int(rest) == int(vectors) and int(right) <= int(rest) == 4 * int(chance)
+    assert [part.split()[-1] for part in printed.splitlines()[-1].split(", ")] == [
+        "loading",
+        "decisions",
+        "rows",
+        "it",
+        "vectors.",
+    ]
 
 
 @pytest.mark.parametrize("model", ["sparrow", "nano"])

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from prelude import Embed, Engine, EngineConfig, Loglikelihood
-from prelude.cpu.profile import peak_bytes, resident_bytes
+from prelude.cpu.profile import peak_bytes, profile, resident_bytes
 from prelude.errors import InsufficientMemory
 from prelude.execution import memory_plan
 from prelude.execution.memory_plan import MemoryPlan, StepMemory
@@ -79,6 +79,43 @@ def test_the_largest_step_is_the_last_one_that_the_room_holds(beside: int) -> No
     for room in range(400):
         fit = [tokens for tokens in range(1, 60) if step.step_bytes(tokens) + tokens * beside <= room]
         assert step.most_tokens(room, beside) == max(fit, default=0)
+
+
+class Noted:
+    """An executor of which a test asks what it ran."""
+
+    def __init__(self, lm_head: bool) -> None:
+        self.lm_head, self.logits_chunk_rows = lm_head, 64
+        self.batches: list[Any] = []
+
+    def limits(self) -> Any:
+        return self
+
+    def submit(self, batch: Any) -> Any:
+        return self.batches.append(batch)
+
+    def wait(self, handle: None) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "longest, lm_head, many", [(8192, True, 2048), (100, True, 100), (1, True, 2), (300, False, 300)]
+)
+def test_the_profile_runs_the_worst_readout_on_prompts_no_longer_than_the_longest(
+    longest: int, lm_head: bool, many: int
+) -> None:
+    executor = Noted(lm_head)
+    shapes = StepMemory(fixed=1000, per_token=10, readout=5000, row_bytes=3, measured=False)
+    assert profile(executor, longest, shapes).measured  # type: ignore[arg-type]
+    ran = [(batch.slices.num_tokens, len(batch.readout.rows)) for batch in executor.batches]
+    few = many // 2
+    assert set(ran[1:]) == {(few, 1), (many, 1), (few, min(few, 64))} and ran[0][0] <= 16
+    worst = executor.batches[-1].readout
+    assert worst.rows.tolist() == list(range(few - min(few, 64), few))
+    if lm_head:
+        assert worst.logits_rows == min(few, 64) and (worst.top, worst.ranks) == (int(few > 1), few > 1)
+    else:
+        assert worst.indptr.tolist() == [0, 64] and worst.pooling == "mean"
 
 
 def test_parts_of_a_step_from_three_runs() -> None:

@@ -12,10 +12,53 @@ import pytest
 
 from prelude.errors import ModelError, UnsupportedModel
 from prelude.models.config import ModelConfig
+from prelude.models.fields import Fields
 from prelude.models.files import ModelDirectory
 from prelude.models.options import option_model
 from tests.models import test_decoder_configs, test_encoder_configs, test_recurrent_configs
 from tests.models.configs import ABSENT, LLAMA, LLAMA3, MISTRAL, NEW, OLD, QWEN2, YARN, read
+
+# -- readers of a value ---------------------------------------------------------------------------
+
+READERS: list[tuple[str, tuple[Any, ...], list[Any], list[Any]]] = [
+    ("integer", (3, 5), [3, 5], [2, 6, True, 4.0, "4", None]),
+    ("number", (3, 5), [3.5, 4, 5], [3, 5.5, True, "4", None, math.nan, math.inf]),
+    ("boolean", (), [True, False], [0, 1, "true", None]),
+    ("text", (), ["", "a"], [1, None, ["a"]]),
+    ("token_ids", (9,), [0, 8, None, [], [3, 0]], [-1, 9, True, "1", [1, 9], [[1]], [0] * 1025]),
+    ("token_id", (9,), [0, 8, None], [-2, 9, True, "1", [1], [1, 2], []]),
+]
+
+
+@pytest.mark.parametrize("reader, limits, taken, refused", READERS, ids=[one[0] for one in READERS])
+def test_a_value_is_read_within_its_limits(
+    reader: str, limits: tuple[Any, ...], taken: list[Any], refused: list[Any]
+) -> None:
+    ids = {None: (), 0: (0,), 8: (8,)}
+    for value in taken:
+        found = getattr(Fields({"a": value}, "here"), reader)("a", *limits)
+        if reader == "token_ids":
+            assert found == (tuple(value) if isinstance(value, list) else ids[value])
+        else:
+            assert found == value and type(found) is (float if reader == "number" else type(value))
+    for value in refused:
+        with pytest.raises(ModelError, match=r"^here: a "):
+            getattr(Fields({"a": value}, "here"), reader)("a", *limits)
+
+
+def test_a_value_that_is_not_there_has_the_default_of_the_call_then_that_of_the_family() -> None:
+    fields = Fields({"null": None}, "here", {"a": 4, "id": 5, "null": 6})
+    assert (fields.integer("a", 0, 9), fields.integer("a", 0, 9, 7)) == (4, 7)
+    assert fields.get("null") is fields.get("null", 1) is None
+    assert (fields.token_ids("id", 6), fields.token_ids("id", 5), fields.token_ids("null", 9)) == ((5,), (), ())
+    assert fields.token_ids("b", 6) == () and fields.token_id("b", 6) is None
+    assert Fields({"a": [3, 1, 3]}, "here").token_ids("a", 4) == (3, 1)
+    assert len(Fields({"a": list(range(1024))}, "here").token_ids("a", 1024)) == 1024
+    assert Fields({"a": -1}, "here").token_id("a", 4) is None
+    for reader in ("boolean", "text", "get"):
+        with pytest.raises(ModelError, match=r"^here: b is missing$"):
+            getattr(fields, reader)("b")
+
 
 # -- 43: refused, by name -------------------------------------------------------------------------
 

@@ -176,6 +176,12 @@ def test_fairness_is_jains_index_of_progress() -> None:
     assert simulate(second_per_token(), trace).fairness == pytest.approx(1.0)
     late = simulate(second_per_token(max_step_requests=1, max_running=1), trace)
     assert late.fairness == pytest.approx(jain([1.0, 0.5]))
+    keys = replace(
+        second_per_token(), cost=LinearCost(0.0, 1.0, 0.5)
+    )  # alone: four tokens behind 12 keys in the mean
+    apart = [one(0.0, 10, user="a", task="generate", max_tokens=5), one(1000.0, 4, user="b")]
+    taken, alone = 10 + 55 / 2 + 4 + (11 + 12 + 13 + 14) / 2, 10 + 55 / 2 + 4 + 4 * 12 / 2
+    assert simulate(keys, apart).fairness == pytest.approx(jain([alone / taken, 1.0]), rel=1e-9)
 
 
 def test_hits_and_folds_are_counted_against_the_asked_tokens() -> None:

@@ -2,14 +2,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from prelude._native.core import KvPool
 
+from prelude.admission.prepared import Prepared
 from prelude.errors import TraceError
+from prelude.readouts.logprobs import LogprobRows
+from prelude.readouts.pooled import PooledRows
 from prelude.simulation.traces import Arrival, TokenSource, read_trace, write_trace
 from prelude.simulation.workloads import WORKLOADS, cancelled
+from prelude.values.options import RequestOptions
 from tests.pools import compute
 
 
@@ -47,13 +52,52 @@ def test_questions_become_branches_that_read_their_last_tokens() -> None:
     tree = prepared.tree
     assert tree.starts.tolist() == [0, 100, 112, 119] and tree.parents.tolist() == [-1, 0, 0]
     assert prepared.readout is not None and prepared.readout.rows.tolist() == [111, 118]
-    assert prepared.readout.logits_rows == 2
+    assert prepared.readout.logits_rows == 2 and isinstance(prepared.readout, LogprobRows)
+    assert prepared.readout.target_rows.tolist() == [0, 0, 0, 1, 1, 1]
+    assert prepared.readout.targets.tolist() == [0, 1, 2, 0, 1, 2]
+
+
+@pytest.mark.parametrize("cache", ["auto", "always", "never"])
+def test_each_task_asks_for_what_its_arrival_says(cache: Any) -> None:
+    def prepared(**fields: Any) -> Prepared:
+        return TokenSource().prepared(Arrival(0.0, (("a", 30), (None, 10)), cache=cache, **fields))
+
+    made = [prepared(), prepared(questions=(4,)), prepared(task="embed"), prepared(task="generate", max_tokens=9)]
+    assert [one.cache for one in made] == [cache] * 4
+    assert [one.readout and one.readout.rows.tolist() for one in made] == [[39], [43], [39], None]
+    assert isinstance(made[2].readout, PooledRows) and made[2].readout.pooling == "last"
+    assert made[2].readout.indptr.tolist() == [0, 1] and made[3].max_new_tokens == 9
+    arrival = Arrival(1.0, ((None, 5),), priority=3, deadline=2.0, id="x", tenant="y", questions=(2, 4))
+    assert arrival.options() == RequestOptions(priority=3, deadline=2.0, request_id="x", tenant="y")
+    assert arrival.prompt_tokens == 11
 
 
 def test_a_trace_file_gives_back_the_written_arrivals(tmp_path: Path) -> None:
     made = list(cancelled(WORKLOADS["chat-and-decisions"](20.0, requests=200, questions=(12, 9)), 0.3, 1.0))
     assert write_trace(made, tmp_path / "trace.jsonl") == 200
     assert list(read_trace(tmp_path / "trace.jsonl")) == made
+
+
+MOST = 1 << 24
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"at": 0, "deadline": 0, "cancel_after": 0, "parts": [[None, 1]], "labels": 1},
+        {"at": 1e9, "deadline": 1e9, "cancel_after": 1e9, "parts": [["a", MOST]], "labels": 1 << 20},
+        {"at": 0, "parts": [["a", MOST - 2], ["b", 1]], "questions": [1], "cache": "never", "task": "embed"},
+        {"at": 0, "parts": [["a", 1]], "labels": 1 << 10, "questions": [1] * 1024, "user": "\u00fc"},
+        {"at": 0, "parts": [["\u00fc", 1]], "task": "generate", "max_tokens": 1, "cache": "always"},
+        {"at": 0, "parts": [["a", 1]], "task": "generate", "max_tokens": MOST},
+    ],
+)
+def test_an_arrival_at_its_limits_is_read(tmp_path: Path, line: dict[str, Any]) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(f"\n{json.dumps(line)}\n\n{json.dumps(line)}\n", encoding="utf-8")
+    parts = {name: tuple(map(tuple, line[name])) if name == "parts" else tuple(line[name]) for name in line
+             if name in ("parts", "questions")}  # fmt: skip
+    assert list(read_trace(path)) == [Arrival(**{**line, **parts})] * 2
 
 
 @pytest.mark.parametrize(
@@ -78,6 +122,15 @@ def test_a_trace_file_gives_back_the_written_arrivals(tmp_path: Path) -> None:
         ("[" * 100_000, "nested too deeply"),
         ({"at": 0, "parts": [["\ud800", 1]]}, "is no text"),
         ({"at": 0, "parts": [["a", 1]], "user": ["a"]}, "user: ['a'] is no text"),
+        ({"at": 1e9 + 1, "parts": [["a", 1]]}, "at=1000000001.0"),
+        ({"at": True, "parts": [["a", 1]]}, "at=True"),
+        ({"at": 0, "parts": []}, "parts=[] is not a list"),
+        ({"at": 0, "parts": ["ab"]}, "not [name or null, tokens]"),
+        ({"at": 0, "parts": [["a", True]]}, "parts: True is not an integer"),
+        ({"at": 0, "parts": [["a", 1]], "cancel_after": -1}, "cancel_after=-1"),
+        ({"at": 0, "parts": [["a", 1]], "labels": 0}, "labels: 0 is not an integer of at least 1"),
+        ({"at": 0, "parts": [["a", 1]], "labels": (1 << 20) + 1}, "the limit is 1048576 in all"),
+        ({"at": 0, "parts": [["a", 1]], "max_tokens": -1}, "max_tokens: -1 is not an integer of at least 0"),
         ({"at": 1e308, "parts": [["a", 1]]}, "at=1e+308"),
         ({"at": 0, "parts": [["a", (1 << 31) - 1]]}, "parts: 2147483647 is too much"),
         ({"at": 0, "parts": [["a", 1 << 24], ["b", 1]]}, "more than 16777216 tokens together"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -32,6 +33,11 @@ def within(arrivals: Sequence[Arrival], part: int, low: int, high: int) -> bool:
     return low <= min(tokens) <= low + slack and high - slack <= max(tokens) <= high
 
 
+def others(arrivals: Sequence[Arrival]) -> set[Arrival]:
+    """The fields beside those that each arrival has of its own."""
+    return {replace(one, at=0.0, parts=(), max_tokens=0, id=None, user=None) for one in arrivals}
+
+
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_seed_is_a_trace_in_order_at_its_rate(name: str) -> None:
     first, again, other = (list(WORKLOADS[name](50.0, seed)) for seed in (0, 0, 1))
@@ -53,7 +59,12 @@ def test_posts_and_credit_files() -> None:
     assert set(Counter(arrival.at for arrival in together).values()) == {4, 2}, "a user's 50 posts by fours"
     assert rate_of(together) == pytest.approx(20, rel=0.15)
     assert len({arrival.at for arrival in post_recommendation(20.0, together=99)}) == 20, "a whole feed"
+    assert others(posts) == {Arrival(0.0, ())}
+    assert {(arrival.user, arrival.parts[0][0]) for arrival in posts} == {
+        (f"user-{n}", f"user-0-{n}") for n in range(20)
+    }
     credit = list(credit_verification(5.0))
+    assert others(credit) == {Arrival(0.0, ())} and {arrival.user for arrival in credit} == {"credit"}
     assert len(credit) == 60 and within(credit, 0, 40_000, 60_000) and {one.parts[0][0] for one in credit} == {None}
     both = list(mixed(20.0, scale=2))
     assert len(both) == 2120 and sum(len(arrival.parts) == 1 for arrival in both) == 120
@@ -90,6 +101,12 @@ def test_a_turn_of_a_chat_holds_the_turns_before_it() -> None:
     assert 20 <= min(steps) <= 40 and 380 <= max(steps) <= 400
     lengths = [arrival.max_tokens for arrival in found]
     assert min(lengths) < 30 and max(lengths) > 240
+    assert others(found) == {Arrival(0.0, (), task="generate")} and {arrival.user for arrival in found} == {"chat"}
+    assert {arrival.id for arrival in found} == {
+        f"chat-{str(talk).removeprefix('talk-0-')}-{turn}"
+        for talk, turns in talks.items()
+        for turn in range(len(turns))
+    }
     assert len(talks) / 200 == pytest.approx(1 / 4, rel=0.25), "conversations of four turns"
 
 
