@@ -209,7 +209,7 @@ class TokenizationScope:
         """Return the ids that the tokenizer puts before and after a text (BOS, EOS); either may be empty."""
         bare = self.encode("a").tolist()
         full = self.encode("a", special=True)
-        for start in range(len(full) - len(bare) + 1):
+        for start in range(len(full)):
             if full[start : start + len(bare)].tolist() == bare:
                 return full[:start], full[start + len(bare) :]
         return EMPTY, EMPTY

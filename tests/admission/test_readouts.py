@@ -21,6 +21,7 @@ from prelude.readouts.batch import (
     OptionRows,
     PooledOutput,
     PooledRows,
+    SampleOutput,
 )
 from prelude.scheduling.request import Request
 from prelude.tasks import Classify, Embed, Loglikelihood, PromptLogprobs
@@ -47,6 +48,51 @@ ROWS = np.arange(3, dtype=np.int32)
 def test_the_row_of_a_number_that_is_not_finite_is_found_whatever_the_readout(readout: Any, output: Any) -> None:
     assert readout.not_finite(output).tolist() == [1]
     assert readout.not_finite(readout.blank()).tolist() == []
+
+
+def zeros(*shape: int) -> Any:
+    return np.zeros(shape, np.float32)
+
+
+ENDS = np.array([0, 2, 3], np.int32)  # of two items
+RANKED = LogprobRows(ROWS, ROWS[:2], ROWS[:2], top=4, ranks=True)
+FULL: dict[str, Any] = {"logprobs": zeros(2), "ranks": zeros(2), "top_ids": zeros(3, 4), "top_logprobs": zeros(3, 4)}
+LESS = [{"logprobs": zeros(3)}, {"ranks": None}, {"ranks": zeros(3)}, {"top_ids": None}, {"top_logprobs": None}]
+LESS += [{"top_ids": zeros(2, 4)}, {"top_logprobs": zeros(2, 4)}]
+
+
+@pytest.mark.parametrize(
+    ("readout", "output", "wrong"),
+    [
+        (HeadRows(ROWS), HeadOutput(zeros(3, 2)), [HeadOutput(zeros(2, 2)), HeadOutput(zeros(3))]),
+        (HeadRows(ROWS, ENDS), HeadOutput(zeros(2, 1)), [HeadOutput(zeros(3, 1)), HeadOutput(zeros(2))]),
+        (PooledRows(ROWS, ENDS), PooledOutput(zeros(2, 8)), [PooledOutput(zeros(3, 8)), PooledOutput(zeros(2))]),
+        (OptionRows(ROWS, ENDS, ROWS[:2]), OptionOutput(zeros(3)),
+         [OptionOutput(zeros(2)), OptionOutput(zeros(3, 1))]),
+        (LogprobRows(ROWS, ROWS[:2], ROWS[:2]), LogprobOutput(zeros(2), None, None, None), [HeadOutput(zeros(2))]),
+        (RANKED, LogprobOutput(**FULL), [LogprobOutput(**{**FULL, **less}) for less in LESS]),
+    ],
+)  # fmt: skip
+def test_an_output_answers_a_readout_by_its_kind_and_shapes(readout: Any, output: Any, wrong: Any) -> None:
+    assert readout.answers(output) and (readout is RANKED or readout.answers(readout.blank()))
+    for other in (*wrong, None, SampleOutput(ROWS)):
+        assert not readout.answers(other)
+
+
+@pytest.mark.parametrize(
+    ("readout", "said"),
+    [
+        (HeadRows(ROWS), "head at 3 rows"), (HeadRows(ROWS, ENDS), "head at the mean of 3 rows"),
+        (OptionRows(ROWS, ENDS, ROWS[:2]), "logits of options at 3 rows"),
+        (PooledRows(ROWS[:1], ENDS[:2], "cls"), "hidden states of 1 row, pooling cls"),
+        (RANKED, "logprobs of 2 tokens at 3 rows (3 meet the vocabulary), the 4 best tokens of each row"),
+        (LogprobRows(ROWS, ROWS, ROWS), "logprobs of 3 tokens at 3 rows (3 meet the vocabulary)"),
+        (LogprobRows(ROWS, ROWS, ROWS, raw=True), "logits of 3 tokens at 3 rows (none meets the vocabulary)"),
+    ],
+)  # fmt: skip
+def test_a_readout_in_words(readout: Any, said: str) -> None:
+    assert readout.describe() == said
+    assert readout.logits_rows == (3 if "(3 meet" in said else 0) == readout.vocab_rows
 
 
 # ------------------------------------------------------------------ Loglikelihood

@@ -307,3 +307,58 @@ def test_a_file_that_is_no_prior(wrong: dict[str, Any], tmp_path: Path) -> None:
     path.write_text(json.dumps({**good, **wrong}), encoding="utf-8")
     with pytest.raises(CalibrationError, match=rf"p\.json: .*{name}"):
         PriorCorrection.load(path)
+
+
+# ------------------------------------------------------------------ figures
+def segments(counts: list[int], shares: Any, x: Any) -> list[Any]:
+    """A line for each share: Wilson's 95 % interval, as scipy has it."""
+    stats = pytest.importorskip("scipy.stats")
+    tests = [stats.binomtest(round(count * share), count) for count, share in zip(counts, shares)]
+    return [
+        [[at, low], [at, high]] for at, (low, high) in zip(x, [one.proportion_ci(method="wilson") for one in tests])
+    ]
+
+
+def test_figures_show_each_bin_and_each_coverage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = pytest.importorskip("matplotlib.figure")
+    from prelude.calibration.plots import reliability_plot, risk_coverage_plot
+
+    saved: list[Any] = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, path, **options: saved.append((figure, path)))
+    draw = np.random.default_rng(0)
+    confidence = draw.uniform(0.4, 1.0, 300)
+    correct = (draw.random(300) < confidence**2).astype(float)
+    curves = {"before": (confidence, correct), "after": (confidence**2, correct)}
+    reliability_plot(curves, tmp_path / "bins.png", bins=5, title="of 300 answers")
+    risk_coverage_plot(curves, tmp_path / "risk.png", title="of 300 answers")
+    (bins, first), (risks, second) = saved
+    assert (first, second) == (tmp_path / "bins.png", tmp_path / "risk.png")
+    (above, below), [axes] = bins.axes, risks.axes
+    said = [[text.get_text() for text in one.get_legend().get_texts()] for one in (above, below, axes)]
+    eces = [f"{name}: ECE {metrics.ece(*curve, 5):.3f}" for name, curve in curves.items()]
+    areas = [f"{name}: area {metrics.risk_coverage(*curve)[1].mean():.4f}" for name, curve in curves.items()]
+    assert said == [["calibrated", *eces], ["before", "after"], areas]
+    assert (
+        above.get_title() == "Reliability\nof 300 answers" and axes.get_title() == "Risk by coverage\nof 300 answers"
+    )
+    assert above.lines[0].get_xydata().tolist() == [[0, 0], [1, 1]] and below.get_shared_x_axes().joined(above, below)
+    assert above.get_ylim() == (-0.03, 1.03) and below.get_xlim() == (-0.02, 1.02) and axes.get_ylim()[0] == 0
+    width = 1 / 5 / 2.5
+    for at, curve in enumerate(curves.values()):
+        found = [one for one in metrics.reliability(*curve, 5) if one.count]
+        x, y, counts = zip(*[(one.confidence, one.accuracy, one.count) for one in found])
+        lines, dots = above.collections[2 * at : 2 * at + 2]
+        assert np.allclose(lines.get_segments(), segments(counts, y, x), atol=1e-4)
+        assert np.allclose(dots.get_offsets(), list(zip(x, y)))
+        assert np.allclose((dots.get_sizes() - 8) / np.array(counts), 150 / max(counts)), "by the bin's answers"
+        bars = [(bar.get_center()[0], bar.get_width(), bar.get_height()) for bar in below.containers[at]]
+        middles = [(one.low + one.high) / 2 + width * (at - 0.5) for one in found]
+        assert np.allclose(bars, [(middle, width, count) for middle, count in zip(middles, counts)])
+        coverage, risk = metrics.risk_coverage(*curve)
+        dots = axes.lines[at].get_xydata()
+        kept = np.round((dots[:, 0] - 0.004 * at) * 300).astype(int)
+        assert (kept[0], kept[-1], len(kept)) == (20, 300, 40) and np.ptp(np.diff(kept)) <= 1
+        assert np.allclose(dots, np.stack([coverage[kept - 1] + 0.004 * at, risk[kept - 1]], axis=1))
+        assert np.allclose(axes.collections[at].get_segments(), segments(kept, dots[:, 1], dots[:, 0]), atol=1e-4)
+    risk_coverage_plot({"few": (confidence[:5], correct[:5])}, tmp_path / "few.png")
+    assert saved[-1][0].axes[0].lines[0].get_xydata().tolist() == [[1.0, 1 - correct[:5].mean()]]

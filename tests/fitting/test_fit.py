@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import math
 import pickle
 import re
@@ -20,7 +22,7 @@ from prelude.errors import CheckpointError, InvalidRequest, PromptTooLong, Unsup
 from prelude.fitting import file as fitted_file
 from prelude.fitting import logistic
 from prelude.fitting.fit import fit_vectors
-from prelude.fitting.report import Scope
+from prelude.fitting.report import Scope, report_of
 from tests.engine.test_encoders import write, write_pooling
 from tests.threads import use_threads
 
@@ -420,6 +422,61 @@ def test_the_report_has_the_accuracy_of_fits_of_fewer_rows(team: FittedQuestion)
     drawn = [line.split() for line in lines[lines.index("accuracy by rows of a fit:") + 1 :]][:3]
     assert [(int(rows), float(accuracy)) for rows, *_, accuracy in drawn] == [(n, round(a, 4)) for n, a in points]
     assert [len(bar) for _, *bars, _ in drawn for bar in bars] == [max(1, round(30 * a)) for _, a in points]
+
+
+FACTS: dict[str, Any] = {
+    "rows": 91, "labels": 3, "named": 0, "folds": 5, "strength": 8.0, "temperature": 1.25, "accuracy": 0.9,
+    "macro_f1": 0.875, "log_loss": 0.25, "calibration_error": 0.0625, "confusions": [], "curve": [], "cut": 0,
+    "other_script": 0, "embed_seconds": 1.5, "fit_seconds": 0.25,
+}  # fmt: skip
+PAIR, POINT = ["a", "b", 2], [18, 0.5]
+
+
+def test_a_report_in_words() -> None:
+    said = [
+        "91 rows, 3 labels; each row judged by a fit of the other 4 folds",
+        "accuracy 0.9000, macro F1 0.8750, log loss 0.2500, calibration error 0.0625",
+        "strength of the regression 8, logits divided by 1.250",
+        "embedding 1.5 s, fit 0.2 s",
+    ]
+    assert str(report_of(FACTS, "here")).splitlines() == said
+    facts = {**FACTS, "named": 1, "cut": 1, "other_script": 1, "curve": [[18, 0.5], [36, 0.0]]}
+    facts["confusions"] = [["a", "b", 4], ["b", "a", 1]]
+    *first, names, cut, script, curve, half, none, whole, errors, four, one = str(report_of(facts, "x")).splitlines()
+    assert first == said and names.startswith("the names of the labels") and cut.startswith("1 rows are longer")
+    assert script.startswith("1 rows are in another script") and (curve[-1], errors) == (":", "most frequent errors:")
+    assert (half, none) == (f"     18 {'#' * 15:<30} 0.5000", f"     36 {'#':<30} 0.0000")
+    assert whole == f"     72 {'#' * 27:<30} 0.9000", "rows of a fit of all folds but one"
+    assert (four, one) == (f"      4 {'#' * 30} a answered as b", f"      1 {'#' * 8:<30} b answered as a")
+
+
+@pytest.mark.parametrize(
+    ("good", "wrong"),
+    [
+        ({"confusions": [PAIR] * 20}, {"confusions": [PAIR] * 21}),
+        ({"curve": [POINT] * 20}, {"curve": [POINT] * 21}),
+        ({"confusions": [["", "", 0]]}, {"confusions": [["a", "b", 2.0]]}), ({}, {"confusions": [("a", "b", 2)]}),
+        ({}, {"confusions": [["a", "b"]]}), ({}, {"confusions": None}), ({}, {"curve": None}),
+        ({"curve": [[18, 1]]}, {"curve": [[18.0, 0.5]]}), ({}, {"curve": [[18, math.inf]]}), ({}, {"curve": [[18]]}),
+        ({}, {"curve": [[18, 0.5, 1]]}), ({}, {"curve": ["ab"]}), ({"accuracy": 1}, {"accuracy": math.nan}),
+        ({"rows": 2}, {"rows": 2.0}), ({}, {"rows": True}), ({}, {"accuracy": "1"}), ({}, {"cut": None}),
+    ],
+)  # fmt: skip
+def test_both_sides_of_what_a_report_in_a_file_may_hold(good: Any, wrong: Any) -> None:
+    found = report_of({**FACTS, **good}, "here")
+    assert json.loads(json.dumps(dataclasses.asdict(found))) == {**FACTS, **good}
+    with pytest.raises(CheckpointError, match=f"^here: .*{next(iter(wrong))}"):
+        report_of({**FACTS, **wrong}, "here")
+    for facts in ({**FACTS, "more": 1}, {name: FACTS[name] for name in FACTS if name != "cut"}):
+        with pytest.raises(CheckpointError, match=r"^here: fields"):
+            report_of(facts, "here")
+
+
+def test_the_share_of_a_score_is_a_straight_line_between_the_knots() -> None:
+    knots = (-1.0, 0.5, 0.75, 2.0)
+    scope = Scope(np.zeros((1, 1), np.float32), knots, 0.9)
+    for score in (-9.0, *knots, 0.0, 0.625, 1.0, 9.0):
+        assert scope.share(score) == pytest.approx(np.interp(score, knots, np.linspace(0, 1, 4)))
 
 
 def test_errors_that_are_as_many_are_in_the_order_of_the_labels(engine: Engine) -> None:

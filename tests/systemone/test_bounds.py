@@ -33,7 +33,7 @@ def one(engine: Engine) -> SystemOne:
 def places(ask: Any, body: Any) -> list[tuple[Any, ...]]:
     with pytest.raises(SystemOneError) as caught:
         ask(body)
-    assert caught.value.field == ".".join(map(str, caught.value.errors[0]["loc"][1:]))
+    assert caught.value.field == (".".join(map(str, caught.value.errors[0]["loc"][1:])) or None)
     return [(*error["loc"][1:], error["type"]) for error in caught.value.errors]
 
 
@@ -66,6 +66,14 @@ def test_four_hundred_questions_and_ids_that_are_strings(one: SystemOne) -> None
     listed = {"input": "a", "questions": [PREDICATE] * 400}
     assert len(one.decisions(listed)["answers"]) == 400
     assert places(one.decisions, {"input": "a", "questions": [PREDICATE] * 401}) == [("questions", "list_type")]
+
+
+def test_what_is_missing_is_named(one: SystemOne) -> None:
+    for ask, state in ((one.answer, "state"), (one.decisions, "input")):
+        assert places(ask, {}) == [(state, "missing"), ("questions", "missing")]
+        assert places(ask, {state: "a"}) == [("questions", "missing")] and places(ask, []) == [("dict_type",)]
+    assert places(one.answer, {"questions": {"q": NOUL}}) == [("state", "missing")]
+    assert places(one.decisions, {"questions": [PREDICATE]}) == [("input", "missing")]
 
 
 # ------------------------------------------------------------------ OpenAI's form
