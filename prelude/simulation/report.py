@@ -135,9 +135,7 @@ class Recorder:
         latency = simulated.ended - simulated.came
         self._latency.append(latency)
         self._wait.append(simulated.started - simulated.came)
-        self._first.append(
-            (simulated.first if simulated.first == simulated.first else simulated.ended) - simulated.came
-        )
+        self._first.append(simulated.first - simulated.came)  # NaN if no text was asked for
         if arrival.task not in self._task_names:
             self._task_names.append(arrival.task)
         self._tasks.append(self._task_names.index(arrival.task))
@@ -164,7 +162,7 @@ class Recorder:
             name: Latency.of(latency[tasks == number], wait[tasks == number])
             for number, name in enumerate(self._task_names)
         }
-        generated = tasks == self._task_names.index("generate") if "generate" in self._task_names else tasks < 0
+        generated = ~np.isnan(first)
         stats = [one.core.stats for one in replicas]
         computed = sum(s.prefill_tokens + s.decode_tokens for s in stats)
         reused, folded = sum(s.prefix_hit_tokens for s in stats), sum(s.folded_tokens for s in stats)

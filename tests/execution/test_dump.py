@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from prelude.execution.dump import load, save
-from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch, PooledRows
+from prelude.readouts.batch import DecodeBatch, DecodeRows, MixedBatch, OneShotBatch, PooledRows
 from tests.execution.helpers import (
     Model,
     Segment,
@@ -42,6 +43,27 @@ def test_a_dumped_batch_runs_the_same(batch: object, model: Model, tmp_path: Pat
     for one, two in zip(first.outputs, second.outputs, strict=True):
         for name in one.__dataclass_fields__:
             assert np.array_equal(getattr(one, name), getattr(two, name))
+
+
+@pytest.mark.parametrize(
+    ("batch", "arrays", "why"),
+    [
+        (None, [], "holds a NoneType, not a batch"),
+        ({"type": "DecodeRows", "fields": dict.fromkeys(DecodeRows.__dataclass_fields__)}, [], "a DecodeRows,"),
+        ({"type": "Path", "fields": {}}, [], "unknown type 'Path'"), ({"fields": {}}, [], "unknown type None"),
+        ({"array": "b"}, [["a", "int32", [2]]], "'b'"), ({"array": "a"}, [["a", "int32", [2]]], "holds a ndarray"),
+        (None, [["a", "object", [1]]], "array a of a batch has the type object"),
+        (None, [["a", "int32", [3]]], "buffer is smaller"),
+        (None, [["a", "int32", [1]], ["b", "int32", [1]]], "buffer"),  # each begins at a multiple of eight bytes
+    ],
+)  # fmt: skip
+def test_what_is_no_batch_is_named(batch: object, arrays: list[object], why: str, tmp_path: Path) -> None:
+    text = json.dumps({"batch": batch, "arrays": arrays}).encode()
+    text += b" " * (-(4 + len(text)) % 8)
+    (tmp_path / "other").write_bytes(len(text).to_bytes(4, "little") + text + bytes(8))
+    with pytest.raises(ValueError, match="not a dumped batch") as refused:
+        load(tmp_path / "other")
+    assert why in str(refused.value)
 
 
 @pytest.mark.parametrize("found", [b"", b"\x02\0\0\0{}", b"\x04\0\0\0null", b"PK\3\4 of another kind"])

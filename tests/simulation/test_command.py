@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from prelude.simulation import ClosedLoop, compare, machine, simulate
+from prelude.records import replace
+from prelude.simulation import Arrival, ClosedLoop, LinearCost, Machine, compare, machine, simulate
 from prelude.simulation.compare import ABLATIONS, BASELINE
 from prelude.simulation.fleet import failures
 from prelude.simulation.traces import read_trace
@@ -80,6 +81,38 @@ def test_options_at_their_bounds_are_taken(tmp_path: Path) -> None:
         assert list(read_trace(trace)) == list(rubrics(9.0, **options))
     assert main(["simulate", "chat-and-decisions", "--option", "chats=1", "--write-trace", trace]) == 0
     assert list(read_trace(trace)) == list(chat_beside_decisions(1.0, chats=1))
+
+
+def test_the_search_for_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A P99 of a second for each request a second, and of half a second with folding."""
+    asked: list[float] = []
+
+    def p99(of: Machine, trace: Any, rate: float, seeds: Any) -> float:
+        asked.append(rate)
+        return rate / 2 if of.config.expert.fold else rate
+
+    chosen, arrivals = (
+        machine("h200-qwen3-4b", fold=False),
+        [Arrival(0.0, ((None, 10),)), Arrival(99.0, ((None, 5),))],
+    )
+    second = replace(chosen, cost=LinearCost(0.0, 1.0, 0.0))
+    assert compare.capacity(second, lambda rate, seed: arrivals) == pytest.approx(2 / 15), "all at once"
+    assert (
+        compare.p99(second, lambda rate, seed: [Arrival(0.0, ((None, (30, 10, 20)[seed]),))], 1.0, range(3)) == 20.0
+    )
+    monkeypatch.setattr(compare, "p99", p99)
+    for bound, start, least, most in (
+        (7.0, 1.0, 6.86, 7.0), (7.0, 90.0, 6.86, 7.0), (99.0, 1.0, 16.0, 16.0),
+        (0.01, 1.0, 0.0, 0.0), (1 / 16, 1.0, 1 / 16, 1 / 16), (1.0, 1.0, 1.0, 1.0),
+    ):  # fmt: skip
+        asked.clear()
+        assert least <= compare.most_rate(chosen, None, bound, start) <= most  # type: ignore[arg-type]
+        assert len(asked) < 16 and min(asked) >= start / 16 and max(asked) <= 16 * start
+    assert compare.most_rate(chosen, None, 99.0, 1.0, limit=4.0) == 4.0  # type: ignore[arg-type]
+    folds = machine("h200-qwen3-4b")
+    found = compare.equal_p99(folds, None, 3.0, base=("apart", {"fold": False}), ours=("folded", {}))  # type: ignore[arg-type]
+    assert (found.bound, found.base, found.base_rate, found.ours) == (3.0, "apart", 3.0, "folded")
+    assert 5.88 <= found.our_rate <= 6.0 and found.ratio == found.our_rate / 3
 
 
 def test_without_a_rate_the_base_rate_is_the_capacity_of_the_baseline(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from prelude.errors import PreludeError, TraceError
 from prelude.simulation import Arrival, ClosedLoop, Fleet, LinearCost, Machine, Report, machine, simulate
 from prelude.simulation.fleet import Failure, OpenLoop, failures
-from prelude.simulation.report import Latency, jain
+from prelude.simulation.report import Latency, jain, table
 from prelude.simulation.routing import ROUTERS, Loads, PowerOfTwo, PrefixAffine, router
 from prelude.simulation.workloads import bursts, cancelled, chat_beside_decisions, merged, rubrics
 
@@ -169,6 +169,42 @@ def test_one_hot_prefix_spreads_over_replicas_once_its_own_is_loaded() -> None:
     assert routing.route(arrival, loads) == own, "up to 1.25 times the mean of those that live"
 
 
+def test_a_replica_more_moves_the_prefixes_that_it_gets_and_no_other() -> None:
+    prefixes = [Arrival(0.0, ((f"p{number}", 100), (None, 10))) for number in range(400)]
+
+    def owners(count: int, seed: int = 0) -> list[int]:
+        way, idle = router("prefix-affine", count, seed), Loads(count)
+        return [way.route(prefix, idle) for prefix in prefixes]
+
+    four, five = owners(4), owners(5)
+    assert four == owners(4) != owners(4, 1)
+    assert all(40 < four.count(replica) < 180 for replica in range(4)), "an idle one takes its own, however long"
+    assert [new for old, new in zip(four, five) if old != new] == [4] * five.count(4)
+
+
+def test_routers_that_know_no_cache_draw_by_their_seed() -> None:
+    idle, nothing = Loads(4), one(0.0, 10)
+    for seed in (0, 2):
+        way = router("round-robin", 4, seed)
+        assert [way.route(nothing, idle) for _ in range(5)] == [(seed + turn) % 4 for turn in range(5)]
+    for name in ("random", "power-of-two", "prefix-reported"):
+        ways = [router(name, 4, seed) for seed in (0, 0, 1)]
+        first, again, other = ([way.route(nothing, idle) for _ in range(40)] for way in ways)
+        assert first == again != other and set(first) == {0, 1, 2, 3}
+
+
+def test_prefixes_are_those_of_the_first_named_parts() -> None:
+    trunk = Arrival(0.0, (("a", 900), ("b", 100), (None, 9)))
+    for fields, same in (
+        ({"parts": (("a", 900), ("c", 9))}, True), ({"parts": (("b", 900),)}, False), ({"cache": "never"}, False),
+        ({"parts": ((None, 9), ("a", 900))}, False),
+    ):  # fmt: skip
+        way, loads = router("prefix-reported", 4, 0), Loads(4)
+        held = way.route(trunk, loads)
+        loads.add(held, 1000)  # whoever has no prefix there goes elsewhere
+        assert (way.route(replace(trunk, **fields), loads) == held) == same
+
+
 # ------------------------------------------------------------------ numbers
 def test_fairness_is_jains_index_of_progress() -> None:
     assert jain([1.0, 1.0, 1.0]) == pytest.approx(1.0) and jain([1.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
@@ -209,6 +245,8 @@ def test_every_figure_of_a_report() -> None:
         folded_rate=0.0, steps=8, busy=pytest.approx(94 / 216), preemptions=0, deferrals=0, evictions=0, overtaken=0,
         starvation=0.0, fairness=pytest.approx(jain([48 / 58, (14 / 62 + 48 / 16) / 2, (1 + 6 / 12) / 2])), users=3,
     )  # fmt: skip
+    *_, row = table([replace(found, label="one")]).splitlines()
+    assert " ".join(row.split()) == "one 31.6 s 16 s 62 s 62 s 0.02315 26.2% 0.0% 0 - 0.882 44%"
     assert list(found.ends) == sorted(found.ends) and found.json()["starvation"] is None, "tenants have no bound"
     refused = simulate(second_per_token(), [one(0.0, 9000)]).json()
     assert refused["seconds"] == 0 and refused["throughput"] is refused["latency"]["mean"] is refused["busy"] is None
@@ -221,7 +259,7 @@ def test_requests_of_a_replica_that_dies_are_asked_again_and_count_from_their_fi
     report = fleet.run([one(0.0, 10), one(0.0, 4), one(1.0, 3)])
     assert report.ends == {"finished": 3} and report.retried == 2
     assert report.latency.longest == pytest.approx(5.1 + 13.0) and report.replicas == 2
-    assert report.latency.p50 == pytest.approx(17.1)
+    assert report.latency.p50 == pytest.approx(17.1) and report.busy == pytest.approx((5 + 4 + 13) / (18.1 * 2))
 
 
 def test_the_cache_of_a_replica_is_gone_with_it() -> None:
