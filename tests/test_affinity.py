@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from prelude import Choice, Decide, Embed, Engine, EngineConfig, ExpertConfig, Loglikelihood
-from prelude.integrations.affinity import (
-    KEPT_CHARS,
-    KEPT_TEXTS,
-    LENGTHS,
-    MEMORY,
-    Affinity,
-    Served,
-    chain_of,
-    chain_of_task,
-    report,
-)
+from prelude.integrations.affinity import Affinity, Served, chain_of, chain_of_task, report
 
+LENGTHS = [math.isqrt(1 << 16 + step) for step in range(18)]
+MEMORY, KEPT_TEXTS, KEPT_CHARS = 1 << 16, 256, 1 << 17
 QUESTION = Choice("Which language is it?", ["English", "German"])
 
 
@@ -35,7 +29,9 @@ def test_texts_have_equal_hashes_up_to_their_last_common_length() -> None:
     assert chain_of(one)[:common] == chain_of(other)[:common]
     assert not set(chain_of(one)[common + 1 :]) & set(chain_of(other))
     assert not set(chain_of(one)) & set(chain_of(one, salt="tenant"))
-    assert chain_of("x" * 255) == () and len(chain_of("x" * 256)) == 1
+    for count, length in enumerate(LENGTHS):
+        assert (len(chain_of("x" * (length - 1))), len(chain_of("x" * length))) == (count, count + 1)
+    assert len(set(chain_of("x" * 10**6))) == 18
     assert max(chain_of("\ud800" * 20_000)) < 1 << 63  # lone surrogates
     assert chain_of_task(Decide(one, [QUESTION], cache="never")) == ()
 
@@ -60,9 +56,10 @@ def test_the_memory_of_a_replica_is_bounded() -> None:
     served = Served()
     for number in range(3 * KEPT_TEXTS):
         served.add(Embed(f"{number} " + "x" * 300))
+    served.add(Embed("z" * KEPT_CHARS))
     served.add(Embed("y" * (KEPT_CHARS + 1)))
     served.add(Loglikelihood([1, 2], [3], cache="never"))
-    assert len(served.kept()) == KEPT_TEXTS
+    assert len(served.kept()) == KEPT_TEXTS and served.kept()[-1].chars == KEPT_CHARS
 
 
 def test_of_texts_that_begin_alike_one_is_kept() -> None:

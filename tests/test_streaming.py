@@ -11,8 +11,8 @@ import pytest
 from prelude.tokenizer import Tokenizer
 
 from prelude import default_model
-from prelude.streaming.detokenize import BROKEN, RUN_BYTES, Texts, WindowDecoder
-from prelude.streaming.text import WORD_CHARS, Stops, TextState
+from prelude.streaming.detokenize import BROKEN, Texts, WindowDecoder
+from prelude.streaming.text import Stops, TextState
 from tests import fuzz_streaming
 from tests.fuzz_streaming import SAMPLES, check, chunks, naive_cut
 
@@ -155,7 +155,7 @@ def test_runs_of_byte_tokens(llama2: Tokenizer) -> None:
     for behind, text in ((crabs[:3], BROKEN), ([*crabs[:3], *word], f"{BROKEN} word")):
         assert "".join(stream(texts, [*long, *behind])) == llama2.decode(long) + text
     first = next(i for i, part in enumerate(parts) if part)
-    assert first == RUN_BYTES - 1 and all("".join(parts[i : i + 3]) for i in range(first, len(long), 3))
+    assert first == 63 and all("".join(parts[i : i + 3]) for i in range(first, len(long), 3))
 
 
 class OnlyDecode:
@@ -317,7 +317,7 @@ def test_chunks_end_between_words(texts: Texts, byte_id: dict[int, int]) -> None
 @pytest.mark.feature("I4")
 def test_a_very_long_word_is_not_waited_for(texts: Texts, byte_id: dict[int, int]) -> None:
     parts = [part for part in stream(texts, spelled(byte_id, b"x" * 600), hold_words=True) if part]
-    assert "".join(parts) == "x" * 600 and max(map(len, parts)) == WORD_CHARS + 1
+    assert "".join(parts) == "x" * 600 and max(map(len, parts)) == 257
     assert stream(texts, spelled(byte_id, b"half wo"), hold_words=True)[-1] == "wo"
     stopped = [p for p in stream(texts, spelled(byte_id, b"half woSTOP"), "STOP", hold_words=True) if p]
     assert stopped == ["half ", "wo"]

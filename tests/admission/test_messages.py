@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from prelude.admission.messages import MAX_DEPTH, MAX_VALUES
 from prelude.admission.preparer import Preparer
 from prelude.admission.snapshot import snapshot
-from prelude.api.engine import INLINE_CHARS, text_size
+from prelude.api.engine import text_size
 from prelude.errors import InvalidRequest, RequestTooLarge
 from prelude.tasks import Choice, Decide, Generate, SamplingParams, YesNo
 from tests.admission import toys
+
+MAX_DEPTH, MAX_VALUES, INLINE_CHARS = 64, 1 << 15, 4096
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from prelude import AsyncEngine, Choice, Decide, Engine, EngineConfig, ExpertConfig, InvalidRequest, Loglikelihood
-from prelude.api.windows import MAX_WINDOW_ROWS
 from prelude.errors import EngineClosed
 
 QUESTION = (Choice("Which language is it?", ["English", "German"]),)
@@ -171,7 +170,7 @@ def test_progress_counts_rows(engine: Engine) -> None:
     ("given", "field"),
     [
         ({"task": "text"}, "task"), ({"rows": 7}, "rows"), ({"window": 0}, "window"),
-        ({"window": MAX_WINDOW_ROWS + 1}, "window"), ({"progress": 7}, "progress"),
+        ({"window": (1 << 16) + 1}, "window"), ({"progress": 7}, "progress"),
         ({"priority": "high"}, "priority"),
     ],
 )  # fmt: skip

@@ -12,12 +12,13 @@ import pytest
 
 import prelude.api.engine
 from prelude import AsyncEngine, EngineConfig, Generate, RequestOptions, SamplingParams
-from prelude.api.call_steps import PART_TASKS, TURN_PAIRS, parts
+from prelude.api.call_steps import parts
 from prelude.errors import DeadlineExceeded, InvalidRequest
 from prelude.tasks import Task
 from tests.patience import Paced, comes
 
 SMALL = EngineConfig(kv_bytes=1 << 22)
+PART_TASKS, TURN_PAIRS = 512, 1 << 13
 MANY = 2 * PART_TASKS + 100
 
 

@@ -19,7 +19,6 @@ from safetensors.numpy import load_file, save_file
 
 from prelude import AsyncEngine, Choice, Decide, Embed, Engine, EngineConfig, FittedQuestion, Generate
 from prelude.errors import CheckpointError, InvalidRequest, PromptTooLong, UnsupportedModel
-from prelude.fitting import file as fitted_file
 from prelude.fitting import logistic
 from prelude.fitting.fit import fit_vectors
 from prelude.fitting.report import Scope, report_of
@@ -207,6 +206,9 @@ def test_broken_files_are_refused(team: FittedQuestion, tmp_path: Path) -> None:
     team.save(path)
     whole = path.read_bytes()
     [errors] = re.findall(rb'(?<=confusions\\": )\[\[[^]]*\]', whole)
+    [labels], [model] = (
+        re.findall(rb'(?<=%s\\": )%s' % one, whole) for one in ((b"labels", rb"\[[^]]*\]"), (b"model", rb'\\"[^"]*"'))
+    )
     for size in (0, 7, 100, len(whole) - 1):
         path.write_bytes(whole[:size])
         with pytest.raises(CheckpointError):
@@ -215,7 +217,8 @@ def test_broken_files_are_refused(team: FittedQuestion, tmp_path: Path) -> None:
         (b'"version":"1"', b'"version":"2"'), (b'"prelude-head"', b'"prelude-tail"'),
         (b'\\"labels\\"', b'\\"lebals\\"'), (b'\\"choice\\"', b'\\"choise\\"'), (b'\\"travel\\"', b'\\"loans\\" '),
         (b'\\"keep\\": 0.95', b'\\"keep\\": 1.01'), (b'\\"keep\\": 0.95', b'\\"keep\\": 0.00'),
-        (errors, b"[5".ljust(len(errors))), (b'\\"curve\\": [[18', b'\\"curve\\": [[""'),
+        (model, b"5".ljust(len(model))), (labels, b"5".ljust(len(labels))), (errors, b"[5".ljust(len(errors))),
+        (b'\\"curve\\": [[18', b'\\"curve\\": [[""'),
         (b'\\"accuracy\\": 0', b'\\"accuracy\\": -'),
         (np.float32(team.weight[0, 0]).tobytes(), np.float32(np.nan).tobytes()),
     ):  # fmt: skip
@@ -225,7 +228,7 @@ def test_broken_files_are_refused(team: FittedQuestion, tmp_path: Path) -> None:
         with pytest.raises(error, match=r"team\.head"):
             FittedQuestion.load(path)
     path.write_bytes(whole)
-    arrays, bound = load_file(path), fitted_file.MOST_KNOTS
+    arrays, bound = load_file(path), 1 << 16
     with safe_open(path, "numpy") as opened:
         metadata, knots = opened.metadata(), arrays["knots"]
     wrong = [knots.astype("f4"), knots[::-1].copy(), knots[:1], np.zeros(bound + 1), np.zeros((2, 2))]
@@ -289,6 +292,8 @@ def test_the_regression_is_that_of_scikit_learn(strength: float) -> None:
         ("choice", ["w1", "w2", "w3", "w4"], ["Card", "card", "b", "b"], "'Card' and 'card' .* spell them alike"),
         ("choice", ["w1", "w2", "w1", "w4"], ["a", "a", "b", "b"], "rows 0 and 2 .* 'a' and 'b'; keep one of each"),
         ("choice", [*"abcdefg"], [*"vwxyzaa"], "rows 0, 1, 2, 3, 4: the only one of its label"),
+        ("choice", [*"abcdefgh"], [*"uvwxyzaa"], "rows 0, 1, 2, 3, 4 and 1 more: the only one of its label"),
+        ("choice", [*"abaa"], [*"xxyy"], "rows 0 and 2 .* 'x' and 'y', and 1 more such rows; keep one"),
         ("choice", ["w1", 2], ["a", "b"], r"texts\[1\]"), ("choice", ["w1", "w2"], ["a", 1], r"labels\[1\]"),
         ("choice", "w1", ["a"], "is not a list"),
         ("noul", [*"abcd"], ["yes", "yes", "maybe", "maybe"], r"labels\[2\].*labels of a noul"),
@@ -345,12 +350,21 @@ def test_a_choice_beside_it_and_another_vector_are_refused(engine: Engine, team:
         ([[0.0], [np.nan]], [0, 0], ["a", "b"], "weight"), ([[0.0], [1e30]], [0, 0], ["a", "b"], "weight"),
         ([[0.0], [1.0]], [0, 0, 0], ["a", "b"], "weight"), ([0.0, 1.0], [0, 0], ["a", "b"], "weight"),
         ([["x"], ["y"]], [0, 0], ["a", "b"], "weight"), ([[0.0]] * 3, [0] * 3, [*"baa"], "labels: 'a' is given"),
-        ([[0.0]], [0], ["a"], "labels: 1 label "), ([[], []], [0, 0], ["a", "b"], "weight"),
+        ([[0.0]], [0], ["a"], "labels: 1 labels; a question has 2 to 4096"), ([[], []], [0, 0], ["a", "b"], "weight"),
+        (np.zeros((2, 65537)), [0, 0], ["a", "b"], "weight: 65537 inputs"),
+        ([[0.0], [1.1e6]], [0, 0], ["a", "b"], "weight"),
+        (np.zeros((4097, 1)), np.zeros(4097), [str(at) for at in range(4097)], "labels: 4097 labels;"),
     ],
 )  # fmt: skip
 def test_arrays_that_are_no_head_are_refused(weight: Any, bias: Any, labels: Any, said: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{said}"):
         FittedQuestion.from_arrays(weight, bias, labels, name="x")
+
+
+def test_a_head_at_the_bounds_is_made() -> None:
+    wide = FittedQuestion.from_arrays(np.full((2, 65536), -1e6), [1e6, 0], ["a", "b"], name="x" * 65536)
+    many = FittedQuestion.from_arrays(np.zeros((4096, 1)), np.zeros(4096), list(map(str, range(4096))), name="x")
+    assert (wide.inputs, len(many.labels)) == (65536, 4096)
 
 
 def test_a_choice_beside_it_is_a_second_pass_of_a_model_that_answers_it() -> None:
