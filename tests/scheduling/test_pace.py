@@ -142,8 +142,28 @@ def test_without_chats_decisions_have_the_whole_step() -> None:
     assert pacer.allowance(3), "paid off"
     pacer.measured(3, 4000, 0, 0.9)
     pacer.measured(0, 100, 0, 0.02)  # no row ran beside it, so none waits for what is left of the debt
+    assert pacer.allowance(3) == 0
     pacer.measured(3, 0, 0, 0.01)
     assert pacer.allowance(3)
+
+
+def test_an_allowance_follows_the_pace_of_rows_and_of_tokens() -> None:
+    pacer = Pacer(0.2)
+    assert pacer.allowance(1) == 0
+    pacer.measured(1, 0, 0, 0.01)
+    assert pacer.allowance(1) is None, "the time of a token is not known yet"
+    pacer.measured(0, 1, 0, 0.01)
+    assert pacer.allowance(1) == 1, "a quarter of a token lets one request go"
+    for pace, tokens in (
+        (0.005, 4750),
+        (0.02, 5062),
+    ):  # a faster step moves the pace by a fifth, a slower by a fortieth
+        pacer = Pacer(0.2)
+        pacer.measured(3, 0, 0, 0.01)
+        pacer.measured(0, 1000, 0, 0.001)
+        pacer.measured(2, 0, 0, pace)
+        assert pacer.allowance(3) == pytest.approx(tokens, abs=1)
+        assert pacer.allowance(4) == 0, "the pace of twice as many rows is another one"
 
 
 def test_one_slow_step_and_steps_without_a_step_of_rows_alone() -> None:
