@@ -256,6 +256,6 @@ def _blend(old: float, new: float, weight: float) -> float:
 
 
 def _quiet(old: float, new: float) -> float:
-    """About the seconds of a step on a quiet machine. A lower measurement counts at once, a higher one slowly.
-    Others' load must not look like a slow pace that leaves time for more work."""
+    """About the seconds of a step on a quiet machine. A lower measurement has eight times the weight of a higher one:
+    others' load must not look like a slow pace that leaves time for more work."""
     return _blend(old, new, _WEIGHT if new < old else _WEIGHT / 8)
