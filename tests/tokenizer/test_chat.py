@@ -154,6 +154,58 @@ def test_errors_name_the_field(template: Any, messages: Any, says: str) -> None:
         apply_chat_template(messages, template)
 
 
+WIDE, KEY, TOO_MANY_BITS = (
+    "of 1001; the limit is 1000",
+    "a key of a dict is a string, a number below",
+    "than 2048 bits",
+)
+NAMED, A, B = "a name of 1001 characters", "attribute='a' * 1000", "attribute='a' * 1001"
+LIMITS = [  # (taken, refused)
+    ("'%1000d' % 7", "'%1001d' % 7", WIDE), ("'%.1000f' % 7", "'%.1001f' % 7", WIDE),
+    ("'{:1000}'.format(7)", "'{:1001}'.format(7)", WIDE), ("'{:.1000f}'.format(7)", "'{:.1001f}'.format(7)", WIDE),
+    ("'{:<+#020,.30f}'.format(7.5)", "'{:{}}'.format(7, 1)", "a format that is left out"),
+    (f"'%({'k' * 1000})s' % {{'k' * 1000: 1}}", f"'%({'k' * 1001})s' % {{'k' * 1001: 1}}", "at most 1000 characters"),
+    ("{}.get(1 - 2 ** 60)", "{}.get(-(2 ** 60))", KEY), ("{}.get(1)", "{1: 2}[(1,)]", KEY),
+    ("{1152921504606846975: 1}", "{1152921504606846976: 1}", KEY),
+    ("{2 ** 60 - 1: 1}", "{2 ** 60: 1}", KEY), ("{1.5: 1}", "{(1,): 1}", KEY),
+    ("1 in {1: 2}", "(1,) in {1: 2}", KEY), ("{}.get(1)", "{}.get((1,))", KEY), ("[1]|unique", "[[1]]|unique", KEY),
+    ("1.5|round(64)", "1.5|round(65)", "at most 64 .* not the number 65"),
+    ("1.5|round(-64)", "1.5|round(-65)", "at most 64 .* not the number -65"),
+    ("[1]|tojson(indent=64)", "[1]|tojson(indent=65)", "at most 64 .* not the number 65"),
+    ("[1]|batch(100000)|list|length", "[1]|batch(100001)", "size of batch .* 100000 .* the number 100001"),
+    ("[]|slice(100000)|list|length", "[]|slice(100001)", "number of slices .* 100000 .* the number 100001"),
+    ("range(100000)|length", "range(100001)", "a range of 100001; the limit is 100000"),
+    ("range(2 ** 60, 2)", "range(2 ** 60 + 1, 2)", f"at most {1 << 60} .* not the number {(1 << 60) + 1}"),
+    ("'a'.center(9)", "'a'.center(8000001)", "8000000 .* the number 8000001"),
+    ("'a'.expandtabs(9)", "'a'.expandtabs(8000001)", "8000000 .* the number 8000001"),
+    ("'a'|indent(9)", "'a'|indent(8000001)", "8000000 .* the number 8000001"),
+    ("(2 ** 682) ** 2 > 0", "(2 ** 682) ** 3", TOO_MANY_BITS), ("4 ** 0.5", "(-4) ** 0.5", "a root of a negative"),
+    ("('9' * 616)|int", "('9' * 617)|int", "a number of 2050 bits; the limit in chat templates is 2048"),
+    (f"messages|map({A})|list", f"messages|map({B})|list", NAMED), (f"[{{}}]|sort({A})", f"[{{}}]|sort({B})", NAMED),
+    ("['a']|select('eq', 'b' * 1000)", "['a']|select('eq', 'b' * 1001)", NAMED),
+    (f"[{{}}]|min({A})", f"[{{}}]|min({B})", NAMED), (f"[{{}}]|unique({A})", f"[{{}}]|unique({B})", NAMED),
+    (f"[{{}}]|join({A})", f"[{{}}]|join({B})", NAMED), (f"[]|sum({A})", f"[]|sum({B})", NAMED),
+    ("[1].index(1)", "[1].index(2)", "list.index: the list has no such item"),
+    ("{}.keys()|list == []", "{}.keys() == []", "a view of a dict"), ("[1][0:1]", "{}[1:]", "slices a value"),
+    ("{'a': [range(2)]}", "{'a': [range]}", "a value of type partial"),
+    ("cycler('a').current", "cycler('a')", "a value of type Cycler, which has no text"),
+    ("2 is odd", "'2' is odd", "a test of numbers takes no str"), ("2 is even", "none is even", "takes no NoneType"),
+    ("4 is divisibleby 2", "4 is divisibleby '2'", "takes no str"), ("'%d' % 1", "'%y' % 1", "character 'y'"),
+    ("'{0}'.format(1)", "'{0.real}'.format(1)", "not look into"), ("['a']|map('upper')", "[1]|map(1)", "not int"),
+    ("'{a}'.format(a=1)", "'{a[0]}'.format(a=[1])", "does not look into it"),
+    ("'%(a)s'|format(a=1)", "'%s'|format(1, a=1)", "positional or named values, not both"),
+    ("range(1)|list", "range(1.0)|list", "not another value"), ("dict()", "1()", "calls a value of type int"),
+]  # fmt: skip
+
+
+@pytest.mark.fault(35)
+@pytest.mark.parametrize(("taken", "refused", "says"), LIMITS)
+def test_limits_of_values(taken: str, refused: str, says: str) -> None:
+    assert render("{% set x = " + taken + " %}" + "{{ x is defined }}") == "True"
+    with pytest.raises(ChatTemplateError, match=says):
+        render("{{ " + refused + " }}")
+
+
 @pytest.mark.fault(35)
 def test_refusals_of_real_templates(cases: Any) -> None:
     folder, _ = cases

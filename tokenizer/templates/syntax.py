@@ -193,7 +193,7 @@ class Generator(CodeGenerator):
         self._call("add", terms, frame)
 
     def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
-        if all(isinstance(pair.key, nodes.Const) for pair in node.items):
+        if all(isinstance(pair.key, nodes.Const) and isinstance(pair.key.value, str) for pair in node.items):
             super().visit_Dict(node, frame)
         else:
             self._call("table", [part for pair in node.items for part in (pair.key, pair.value)], frame)
