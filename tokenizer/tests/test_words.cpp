@@ -58,6 +58,33 @@ void words_together_equal_words_alone() {
   }
 }
 
+// Words are cut where no token has two characters side by side, also where tokens begin or end within a character; at
+// every end of a text.
+void cuts_between_wide_characters() {
+  constexpr std::string_view wide =
+      "\xE4\xB8\x80\xE4\xB8\x81\xE4\xB9\x80\xE3\x81\x82\xE3\x82\xA2\xE9\xBE\xA5\xE3\x80\x82\xEF\xBC\x8C"
+      "\xE4\xBA\x80";
+  const char* const others[] = {"a", " ", "\n", "\xEA\xB0\x80", "\xC3\xA9", "\xF0\x9F\x98\x80", "'s", "1"};
+  each_isa([&] {
+    uint32_t seed = 100;
+    for (const char* pattern : {gpt2, qwen, llama, qwen, llama}) {
+      Tokenizer t(file(pattern, seed, wide.substr(0, wide.size() - 3)));
+      CHECK(t.model().bpe.wide_joins().built());
+      std::mt19937 random(seed++);
+      Scratch s;
+      bool equal = true;
+      for (size_t round = 0; equal && round < 400; ++round) {
+        std::string one;
+        for (size_t size = 1 + round % 200, often = 3 + random() % 60, rest; (rest = size - one.size()) > 0;)
+          one += rest > 2 && random() % often ? wide.substr(random() % (wide.size() / 3) * 3, 3)
+                                              : others[random() % (rest > 3 ? std::size(others) : 1)];
+        equal = same(t, s, one);
+      }
+      CHECK(equal);
+    }
+  });
+}
+
 // Chats: the text between control tokens may come out of the cache of such stretches, also beside normalized text.
 void stretches_between_control_tokens() {
   std::string json = file(qwen, 5);
@@ -174,6 +201,7 @@ void near_misses_are_not_recognized() {
 int main() {
   kernels_equal_pieces();
   words_together_equal_words_alone();
+  cuts_between_wide_characters();
   stretches_between_control_tokens();
   letters_of_both_cases();
   what_follows_a_stretch_is_not_its();

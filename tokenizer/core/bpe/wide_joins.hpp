@@ -34,9 +34,9 @@ class WideJoins {
     size_t i = 0;
     while (i < token.size() && is_inside(token[i])) ++i;
     std::string_view before = token.substr(0, i);
-    for (; i < token.size(); i += before.size()) {
+    for (; i < token.size() && pairs_.size() <= most; i += before.size()) {
       const std::string_view next = token.substr(i, utf8_length(static_cast<unsigned char>(token[i])));
-      if (before.size() == 3 || (!before.empty() && before.size() < 3 && is_inside(before[0])))
+      if (is_wide(next[0]) && (before.size() == 3 || (!before.empty() && before.size() < 3 && is_inside(before[0]))))
         each(before, 3 - before.size(), [&](auto a) {
           if (pairs_.size() > most) return;
           each(next, 0, [&](auto b) {
@@ -69,6 +69,10 @@ class WideJoins {
   static constexpr size_t most = size_t{1} << 16;
 
   static bool is_inside(char c) { return (c & 0xC0) == 0x80; }
+  static bool is_wide(char c) {
+    const uint8_t lead = static_cast<uint8_t>(c);
+    return (lead >= lead_from && lead <= lead_to) || lead == lead_apart;
+  }
   static uint64_t pair_at(const char* p) {
     uint64_t bytes;
     std::memcpy(&bytes, p, 8);
@@ -88,8 +92,7 @@ class WideJoins {
       }
     };
     with(0, lead_from, lead_apart, [&](char a) {
-      const uint8_t lead = static_cast<uint8_t>(a);
-      if (lead < lead_from || (lead > lead_to && lead != lead_apart)) return;
+      if (!is_wide(a)) return;
       with(1, 0x80, 0xBF, [&](char b) { with(2, 0x80, 0xBF, [&](char c) { f(std::array{a, b, c}); }); });
     });
   }
