@@ -111,7 +111,9 @@ def report_of(found: dict[str, Any], where: str) -> FitReport:
 
 
 def _number(value: Any, whole: bool) -> bool:
-    return type(value) is int or (not whole and isinstance(value, float) and math.isfinite(value))
+    if type(value) is int:
+        return abs(value) < 1 << 63
+    return not whole and isinstance(value, float) and math.isfinite(value)
 
 
 def _pair(value: Any) -> bool:

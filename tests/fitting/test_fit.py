@@ -474,6 +474,7 @@ def test_a_report_in_words() -> None:
         ({"curve": [[18, 1]]}, {"curve": [[18.0, 0.5]]}), ({}, {"curve": [[18, math.inf]]}), ({}, {"curve": [[18]]}),
         ({}, {"curve": [[18, 0.5, 1]]}), ({}, {"curve": ["ab"]}), ({"accuracy": 1}, {"accuracy": math.nan}),
         ({"rows": 2}, {"rows": 2.0}), ({}, {"rows": True}), ({}, {"accuracy": "1"}), ({}, {"cut": None}),
+        ({"rows": (1 << 63) - 1}, {"accuracy": 1 << 63}), ({}, {"curve": [{"a": 1, "b": 2}]}),
     ],
 )  # fmt: skip
 def test_both_sides_of_what_a_report_in_a_file_may_hold(good: Any, wrong: Any) -> None:
