@@ -92,6 +92,42 @@ def test_results_are_the_same(folder: Path, loads: list[Tokenizer]) -> None:
     assert len(loads) == 2
 
 
+FORMS: list[tuple[list[Any], dict[str, Any]]] = [
+    *(([text], {}) for text in ("Hello", "", ("a", "b"), ["a", ""], [], [("a", "b")], [["a", "b"]], 5, ["a", 5])),
+    *(([TEXTS[0], pair], {}) for pair in ("", "there", ["there"], (), None, 5)),
+    *(([["a", "b"], pair], {}) for pair in (["c", "d"], ("c", "d"), ["c"], [], "c", ["c", 5], None)),
+    *(([words], {"is_split_into_words": True}) for words in (["a", "b"], [["a"], ["b", "c"]], ("a", "b"), "a", [])),
+    ([["a", "b"], ["c"]], {"is_split_into_words": True}), ([["a"], "c"], {"is_split_into_words": True}),
+    ([[["a"], ["b"]], [["c"], ["d", "e"]]], {"is_split_into_words": True}),
+]  # fmt: skip
+ASKED: list[dict[str, Any]] = [
+    {}, {"return_length": True}, {"return_attention_mask": False}, {"return_token_type_ids": True, "padding": True},
+    *({"truncation": how, "max_length": 4} for how in (True, "only_first", "only_second", "do_not_truncate", "nope")),
+    {"padding": "max_length", "max_length": 9, "padding_side": "left"}, {"padding": "max_length"},
+    {"padding": True, "pad_to_multiple_of": 4, "return_special_tokens_mask": True}, {"padding": "do_not_pad"},
+    {"truncation": True, "max_length": 4, "return_overflowing_tokens": True, "return_length": True},
+    {"truncation": True, "max_length": 0}, {"max_length": 4},
+    {"return_tensors": "np"}, {"return_tensors": "nope"}, {"padding": True, "return_tensors": "np"},
+]  # fmt: skip
+
+
+def test_forms_of_inputs_and_options(folder: Path) -> None:
+    """The batch with its encodings, or an error of the types or of the values."""
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizers = fast_tokenizer(theirs), theirs
+    for inputs, form in FORMS:
+        for asked in ASKED:
+            found: list[Any] = []
+            for tokenizer in tokenizers:
+                try:
+                    batch = tokenizer(*inputs, **form, **asked)
+                    rows = [(row.ids, row.offsets, row.sequence_ids, row.word_ids) for row in batch.encodings]
+                    found.append((str(plain(batch)), batch.n_sequences, rows))
+                except Exception as error:
+                    found.append(TypeError if isinstance(error, TypeError) else ValueError)  # HF's is an Exception
+            assert found[0] == found[1], (inputs, form, asked)
+
+
 def replace_model(tokenizer: Any) -> None:
     tokenizer.backend_tokenizer.model = models.WordLevel({"two": 0, "[UNK]": 1, "Hello": 2}, unk_token="[UNK]")
 
