@@ -245,6 +245,9 @@ def test_a_list_of_the_label_that_stands_alone_is_at_its_end(engine: Engine) -> 
     given = [{"safety": "Unsafe", "categories": categories} for categories in (["None"], "None")]
     one, other = (engine.run(Guard(RESPONSE, given=labels)) for labels in given)
     assert one.probabilities == other.probabilities and set(one.probabilities) == {"Yes", "No"}
+    with pytest.raises(InvalidRequest, match="'categories' is not at its end") as raised:
+        engine.run(Guard(RESPONSE, given={"safety": "Unsafe", "categories": ["PII"], "refusal": "No"}))
+    assert raised.value.field == "given.categories"
 
 
 def test_the_fields_depend_on_the_judged_text(engine: Engine) -> None:
