@@ -244,6 +244,20 @@ def test_keys_that_transformers_does_not_read_are_said_and_ignored(
     assert config == read(**{**plain, list(changes)[-1]: ABSENT})
 
 
+NEUTRAL = {"attn_logit_softcapping": 0, "final_logit_softcapping": 0, "logit_scale": 1, "logits_scaling": 1,
+           "embedding_multiplier": 1, "residual_multiplier": 1, "num_experts": 0, "num_local_experts": 0,
+           "n_routed_experts": 0, "attention_chunk_size": None, "attention_multiplier": None}  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value"), NEUTRAL.items())
+def test_nothing_is_said_of_another_familys_key_that_changes_nothing(
+    key: str, value: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert read(**{key: value}) == read(**{key: None}) and "not read" not in caplog.text
+    read(**{key: 2})
+    assert f"{key} 2 is not read by a" in caplog.text
+
+
 @pytest.mark.parametrize(
     "changes",
     [
