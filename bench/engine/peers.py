@@ -63,11 +63,11 @@ def in_batches(run: Way, size: int) -> Way:
     return way
 
 
-def fed(variants: dict[str, Way], count: int, sorted_by: Sequence[int]) -> dict[str, Way]:
-    """Each variant in each way of feeding it so many texts."""
+def fed(variants: dict[str, Way], count: int, together: Sequence[int]) -> dict[str, Way]:
+    """Each variant in each way of feeding it so many texts; ``together``: how many of them, sorted, at once."""
     if count == 1:
         return {f"{name}, alone": run for name, run in variants.items()}
-    sizes = {"one by one": 1, **{f"sorted, {size} at once": size for size in sorted_by}, "all at once": count}
+    sizes = {"one by one": 1, **{f"sorted, {size} at once": size for size in together}, "all at once": count}
     return {f"{name}, {how}": in_batches(run, size) for name, run in variants.items() for how, size in sizes.items()}
 
 

@@ -278,6 +278,15 @@ class Fleet:
         self._source.ended(simulated.arrival, simulated.ended)
 
 
-def simulate(machine: Machine, source: Source | Iterable[Arrival], **options: Any) -> Report:
-    """``options``: of ``Fleet``."""
-    return Fleet(machine, **options).run(source)
+def simulate(
+    machine: Machine,
+    source: Source | Iterable[Arrival],
+    *,
+    replicas: int = 1,
+    routing: str = "prefix-affine",
+    seed: int = 0,
+    audit: int = 0,
+    failures: Iterable[Failure] = (),
+) -> Report:
+    """Run ``source`` on a ``Fleet`` of these arguments."""
+    return Fleet(machine, replicas, routing=routing, seed=seed, audit=audit, failures=failures).run(source)

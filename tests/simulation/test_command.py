@@ -91,12 +91,12 @@ def test_the_search_for_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(rate)
         return rate / 2 if of.config.expert.fold else rate
 
-    chosen, arrivals = (
-        machine("h200-qwen3-4b", fold=False),
-        [Arrival(0.0, ((None, 10),)), Arrival(99.0, ((None, 5),))],
-    )
+    def trace(rate: float, seed: int) -> list[Arrival]:
+        return [Arrival(0.0, ((None, 10),)), Arrival(99.0, ((None, 5),))]
+
+    chosen = machine("h200-qwen3-4b", fold=False)
     second = replace(chosen, cost=LinearCost(0.0, 1.0, 0.0))
-    assert compare.capacity(second, lambda rate, seed: arrivals) == pytest.approx(2 / 15), "all at once"
+    assert compare.capacity(second, trace) == pytest.approx(2 / 15), "all at once"
     assert (
         compare.p99(second, lambda rate, seed: [Arrival(0.0, ((None, (30, 10, 20)[seed]),))], 1.0, range(3)) == 20.0
     )
@@ -106,11 +106,11 @@ def test_the_search_for_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
         (0.01, 1.0, 0.0, 0.0), (1 / 16, 1.0, 1 / 16, 1 / 16), (1.0, 1.0, 1.0, 1.0),
     ):  # fmt: skip
         asked.clear()
-        assert least <= compare.most_rate(chosen, None, bound, start) <= most  # type: ignore[arg-type]
+        assert least <= compare.most_rate(chosen, trace, bound, start) <= most
         assert len(asked) < 16 and min(asked) >= start / 16 and max(asked) <= 16 * start
-    assert compare.most_rate(chosen, None, 99.0, 1.0, limit=4.0) == 4.0  # type: ignore[arg-type]
+    assert compare.most_rate(chosen, trace, 99.0, 1.0, limit=4.0) == 4.0
     folds = machine("h200-qwen3-4b")
-    found = compare.equal_p99(folds, None, 3.0, base=("apart", {"fold": False}), ours=("folded", {}))  # type: ignore[arg-type]
+    found = compare.equal_p99(folds, trace, 3.0, base=("apart", {"fold": False}), ours=("folded", {}))
     assert (found.bound, found.base, found.base_rate, found.ours) == (3.0, "apart", 3.0, "folded")
     assert 5.88 <= found.our_rate <= 6.0 and found.ratio == found.our_rate / 3
 

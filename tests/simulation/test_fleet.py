@@ -201,7 +201,7 @@ def test_prefixes_are_those_of_the_first_named_parts() -> None:
     ):  # fmt: skip
         way, loads = router("prefix-reported", 4, 0), Loads(4)
         held = way.route(trunk, loads)
-        loads.add(held, 1000)  # whoever has no prefix there goes elsewhere
+        loads.add(held, 1000)  # so that a request without a prefix there goes to another replica
         assert (way.route(replace(trunk, **fields), loads) == held) == same
 
 
