@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
+import sys
 import time
+import unicodedata
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from prelude.tokenizer import Tokenizer, TokenizerError, TokenizerFileError
+from prelude.tokenizer.backends.bounds import LITTLE, Growth, checked
 
 from tests.patience import shown
 from tests.tokenizer.small_files import WORD, file, left_to_reference
@@ -171,3 +177,115 @@ def test_a_replacement_of_no_text_stands_between_all_characters() -> None:
     ours, theirs = Tokenizer.from_str(text), tokenizers.Tokenizer.from_str(text)
     for word in ("", "a", "ab", "ba" * 40):
         assert ours.encode(word).ids == theirs.encode(word).ids
+
+
+def sequence(*steps: str | dict[str, Any], of: str = "decoder") -> dict[str, Any]:
+    return {of: {"type": "Sequence", f"{of}s": [{"type": one} if isinstance(one, str) else one for one in steps]}}
+
+
+def replaced(content: str, **pattern: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def growth(**members: Any) -> Growth:
+    return checked(json.dumps(members).encode())[1]
+
+
+LONGER = replaced("b" * 60_000, String="a")
+
+
+@pytest.mark.fault(30)
+@pytest.mark.parametrize(
+    ("good", "wrong", "field"),
+    [
+        ({"model": {"vocab": {"a": (1 << 24) + 3}}}, {"model": {"vocab": {"a": (1 << 24) + 4}}}, "model.vocab['a']"),
+        (
+            {"added_tokens": [{"content": "é" * (1 << 21)}]},
+            {"added_tokens": [{"content": "é" * (1 << 21)}, {"content": "a"}]},
+            "added_tokens",
+        ),
+        (
+            {"added_tokens": [{"content": "a" * 1118}], "normalizer": LONGER},
+            {"added_tokens": [{"content": "a" * 1119}], "normalizer": LONGER},
+            "added_tokens",
+        ),
+        (sequence(*["Fuse"] * 1024), sequence(*["Fuse"] * 1000, sequence(*["Fuse"] * 25)["decoder"]), "decoder"),
+        (
+            {"decoder": replaced("b" * 65_536, String="a")},
+            {"decoder": replaced("b" * 65_537, String="a")},
+            "decoder.content",
+        ),
+        (
+            sequence(replaced("b" * 65_536, String="é"), "WordPiece"),
+            sequence(replaced("b" * 65_536, String="é"), "WordPiece", "CTC"),
+            "decoder",
+        ),
+        (
+            {"normalizer": {"type": "Prepend", "prepend": "b" * 65_535}},
+            {"normalizer": {"type": "Prepend", "prepend": "b" * 65_536}},
+            "normalizer",
+        ),
+        (
+            {"normalizer": replaced("b" * 32_767, Regex="a")},
+            {"normalizer": replaced("b" * 32_768, Regex="a")},
+            "normalizer",
+        ),
+        (
+            {"normalizer": replaced("b" * 32_767, String="")},
+            {"normalizer": replaced("b" * 32_768, String="")},
+            "normalizer",
+        ),
+    ],
+    ids=str,
+)
+def test_both_sides_of_what_a_file_may_make_of_a_text(good: Any, wrong: Any, field: str) -> None:
+    growth(**good)
+    with pytest.raises(TokenizerFileError) as caught:
+        growth(**wrong)
+    assert caught.value.path == field
+
+
+LONGEST = {"NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11, "Lowercase": 2, "ByteLevel": 2}
+
+
+@pytest.mark.fault(30)
+@pytest.mark.parametrize("kind", LONGEST)
+def test_no_character_becomes_longer_than_a_normalizer_is_said_to_make_it(kind: str) -> None:
+    normalize = getattr(tokenizers.normalizers, kind)().normalize_str
+    every = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
+    some = [one for one in every if one < "\u0100" or one.lower() != one or unicodedata.decomposition(one)]
+    most = max(len(normalize(one).encode()) / len(one.encode()) for one in some)
+    assert math.ceil(most) == LONGEST[kind]
+    assert growth(normalizer={"type": kind}).free == LITTLE // (4 * LONGEST[kind])
+
+
+class Same:
+    """HF's normalizer, of which the time and the memory are not wanted here."""
+
+    @staticmethod
+    def normalize_str(text: str) -> str:
+        return text
+
+
+@pytest.mark.fault(30)
+@pytest.mark.parametrize("as_decoder", [False, True])
+def test_a_long_text_may_become_32_times_as_long(as_decoder: bool) -> None:
+    text = "a" * (LITTLE // 32 + 1)
+    for times in (32, 33):
+        step = replaced("b" * times, String="a")
+        bound = growth(decoder=step, model={"vocab": {text: 0}}) if as_decoder else growth(normalizer=step)
+        with contextlib.nullcontext() if times == 32 else pytest.raises(TokenizerError, match=f" {len(text)} bytes "):
+            bound.require_decoded([0], lambda: [text, None]) if as_decoder else bound.require(text, Same())
+    two = growth(**sequence(step, step, of="normalizer"))
+    with pytest.raises(TokenizerError, match="longer than"):
+        two.require("c" * len(text), Same())  # HF's has other steps than the file
+    two.require("c" * len(text), [Same(), Same()])
+
+
+@pytest.mark.fault(30)
+def test_tokens_decode_to_half_a_gigabyte_and_no_more() -> None:
+    mebibyte = "a" * (1 << 20)
+    bound = growth(model={"vocab": {mebibyte: 0}})
+    bound.require_decoded(range(512), lambda: [mebibyte] * 512)
+    with pytest.raises(TokenizerError, match="536870913 bytes in all"):
+        bound.require_decoded(range(513), lambda: [*[mebibyte] * 512, "b"])
