@@ -39,15 +39,22 @@ class HiddenRows:
     def vectors(self, tokens: I32) -> F32:
         at = tokens.astype(np.int64) + self.first
         if self.tokens is not None:
-            at = np.searchsorted(self.tokens, at)
+            at = self.tokens.searchsorted(at)
         return self.decoder.final_norm(self.hidden[at])
 
     def mean(self, tokens: I32) -> F32:
-        """A run of rows is summed at a time, from the first one on: the bits are the item's own."""
-        total = np.zeros(self.hidden_size, np.float64)
-        for some in _runs(len(tokens)):
-            total += self.vectors(tokens[some]).sum(axis=0, dtype=np.float64)
-        return (total / len(tokens)).astype(np.float32)
+        """A run of rows is summed at a time, from the first one on: the bits are the item's own. Tokens side by side
+        are read where they lie."""
+        total, count = np.zeros(self.hidden_size, np.float64), len(tokens)
+        first, last = int(tokens[0]) + self.first, int(tokens[-1]) + self.first
+        at = first if self.tokens is None else int(self.tokens.searchsorted(first))
+        for some in _runs(count):
+            if last - first == count - 1:
+                rows = self.decoder.final_norm(self.hidden[at : at + count][some])
+            else:
+                rows = self.vectors(tokens[some])
+            total += np.add.reduce(rows, axis=0, dtype=np.float64)
+        return (total / count).astype(np.float32)
 
     def scores(self, tokens: I32) -> F32:
         parts = [self.decoder.scores(self.vectors(tokens[some])) for some in _runs(len(tokens))]

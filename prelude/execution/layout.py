@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -89,9 +90,12 @@ class Forest:
 
     def pairs_of_whole_prompts(self, window: int | None) -> int:
         """The same for a token that sees its whole tree, of it the tokens at most ``window`` positions away."""
-        lengths = (trees := self.trees())[1:] - trees[:-1]
-        reach = lengths - 1 if window is None else np.minimum(lengths - 1, window)
-        return int((lengths + 2 * reach * lengths - reach * (reach + 1)).sum())
+        trees = self.starts if self.apart else self.trees().tolist()
+        lengths = [stop - start for start, stop in pairwise(trees)]
+        if window is None:
+            return sum([length * length for length in lengths])
+        reach = [min(length - 1, window) for length in lengths]
+        return sum([n + 2 * far * n - far * (far + 1) for n, far in zip(lengths, reach)])
 
 
 def _joins(
@@ -145,6 +149,9 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
+_NONE: I64 = np.zeros(0, np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class StepTokens:
     """Holds all tokens of a batch in one row: prompt slices first, decode rows behind them."""
@@ -170,6 +177,11 @@ class StepTokens:
         decode: DecodeRows | None = None
         if not isinstance(batch, OneShotBatch):
             decode = batch.decode if isinstance(batch, MixedBatch) else batch.rows
+        forest = None if slices is None or not slices.num_segments else Forest.of(slices)
+        if slices is not None and slices.write_slots is None and decode is None:
+            return cls(
+                slices.token_ids.astype(np.int64), slices.positions.astype(np.int64), forest, None, _NONE, _NONE
+            )
         ids: list[I32] = []
         positions: list[I32] = []
         slots: list[I32] = []
@@ -187,7 +199,7 @@ class StepTokens:
         return cls(
             np.concatenate(ids, dtype=np.int64),
             np.concatenate(positions, dtype=np.int64),
-            None if slices is None or not slices.num_segments else Forest.of(slices),
+            forest,
             None if decode is None or not decode.num_rows else decode,
             None if len(written) == len(all_slots) else written,
             all_slots[written],

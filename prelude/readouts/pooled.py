@@ -70,22 +70,21 @@ class PooledRows(Readout, RequestReadout):
         return len(self.indptr) - 1
 
     def run(self, rows: Rows) -> tuple[PooledOutput, I32]:
-        lengths = self.indptr[1:] - self.indptr[:-1]
-        parts = [self._pooled(mode, rows, lengths) for mode in self.modes]
+        parts = [self._pooled(mode, rows) for mode in self.modes]
         vectors = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         return PooledOutput(vectors), bad_rows(np.isfinite(vectors))
 
-    def _pooled(self, mode: str, rows: Rows, lengths: I32) -> F32:
+    def _pooled(self, mode: str, rows: Rows) -> F32:
         """[N, hidden]. Item by item if an item has several rows: the order of a sum must not depend on the
         neighbours."""
         if mode == "last":
             return rows.vectors(self.rows[self.indptr[1:] - 1])
-        if mode == "cls" or np.count_nonzero(lengths == 1) == len(lengths):
+        if mode == "cls" or len(self.rows) == self.items:  # each has a row at least
             return rows.vectors(self.rows[self.indptr[:-1]])
         if mode == "mean":
             return means(rows, self.rows, self.indptr)
         if mode == "mean_sqrt_len_tokens":
-            roots = np.sqrt(lengths.astype(np.float64))[:, None]
+            roots = np.sqrt((self.indptr[1:] - self.indptr[:-1]).astype(np.float64))[:, None]
             return np.asarray(means(rows, self.rows, self.indptr) * roots, np.float32)
         found: F32 = np.empty((self.items, rows.hidden_size), np.float32)
         for i, (start, stop) in enumerate(zip(self.indptr[:-1].tolist(), self.indptr[1:].tolist())):

@@ -41,7 +41,7 @@ _TERMS = ("constant", "token", "key", "lm_row")
 _SCALE = (1.0, 1e2, 1e5, 1e1)
 _N = len(_TERMS)
 _PLACES = ((0, 1, 2, 3, 10), (1, 4, 5, 6, 11), (2, 5, 7, 8, 12), (3, 6, 8, 9, 13))  # in the sums: of x x' and x y
-_REFIT = 32  # steps between two solutions, after the first so many
+_REFIT = 32  # steps between two solutions, once there are twice as many; before, half of those there are
 _ALIKE = 1e-10  # a share of a term's own sum: with less of it left the sums do not tell it from the others
 _MAX_BYTES = 1 << 20
 _MOST_SECONDS = 1e6
@@ -87,7 +87,7 @@ class CostModel:
         if not 0.0 < seconds < math.inf:
             return
         self._add(work, seconds, 1.0)
-        if self._unfitted >= (1 if self.steps <= _REFIT else _REFIT):
+        if self._unfitted >= min(self.steps // 2, _REFIT):
             self._unfitted = 0
             self._seconds = _solution(self._sums)
 
