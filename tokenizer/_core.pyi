@@ -164,6 +164,7 @@ class RowFrames:
 
     def __init__(
         self,
+        core: CoreTokenizer,
         sequences: Any,
         single: Layout | None,
         pair: Layout | None,
@@ -265,6 +266,7 @@ class EncodeEntry:
     ) -> Encoding:
         """Encode one sequence, or a pair; each a string, or a list of strings with ``is_pretokenized``."""
 
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
     def encode_batch(
         self, input: Sequence[Any], is_pretokenized: bool = False, add_special_tokens: bool = True
     ) -> list[Encoding]:

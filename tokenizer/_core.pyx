@@ -92,9 +92,7 @@ cdef object _MAKING = object()  # CoreTokenizer's own constructors pass it: no o
 @cython.final
 cdef class CoreTokenizer:
     cdef Core* core
-    cdef list _ints
-    cdef PyObject** _int_items
-    cdef uint32_t _int_count
+    cdef uint32_t _id_limit
     cdef list _texts  # of ids, as tokens; None: not made yet
     cdef Py_ssize_t _text_room  # bytes that further ones may take
 
@@ -111,8 +109,7 @@ cdef class CoreTokenizer:
         if isinstance(data, str):
             data = data.encode()
         self.core = new Core(view_of_bytes(data))
-        self.share_ints()
-        return self
+        return self.ready()
 
     @staticmethod
     def from_tables(int file, uint64_t size, bytes key, bytes source):
@@ -121,15 +118,13 @@ cdef class CoreTokenizer:
         cdef const char* of = sized(source, 16)
         with nogil:
             self.core = new Core(file, size, raw, of)
-        self.share_ints()
-        return self
+        return self.ready()
 
-    cdef int share_ints(self) except -1:
-        self._int_count = self.core.id_limit()
-        self._ints = ints_below(self._int_count)
-        self._int_items = (<PyListPeek*> self._ints).ob_item
+    cdef CoreTokenizer ready(self):
+        self._id_limit = self.core.id_limit()
+        share_ints_below(self._id_limit)
         self._texts, self._text_room = [], MOST_TEXTS
-        return 0
+        return self
 
     def tables(self, bytes key, bytes source):
         cdef string out = self.core.tables(sized(key, 64), sized(source, 16))
@@ -146,10 +141,8 @@ cdef class CoreTokenizer:
     def __reduce__(self):
         raise TypeError("a CoreTokenizer is not pickled: pickle the JSON it was loaded from")
 
-    cdef list list_of(self, const int32_t* ids, Py_ssize_t n):
-        return list_of_shared(self._int_items, self._int_count, ids, n)
-
-    cdef int ids_into(self, object text, cbool special, CallIds& ids) except -1:
+    @cython.nonecheck(False)
+    cdef inline int ids_into(self, object text, cbool special, CallIds& ids) except -1:
         """1 where the ids say where they lie."""
         cdef cbool ascii = isinstance(text, str) and PyUnicode_IS_COMPACT_ASCII(text)
         cdef string_view view
@@ -218,13 +211,17 @@ cdef class CoreTokenizer:
 
     cdef bint spans_into(self, const int32_t* ids, Py_ssize_t n, object text, Align* out) except -1:
         """The offsets of all ids of a text for which ids_into() gave 1; False where encode_full() has to say."""
-        cdef CallIds held
         cdef string_view view
         if not isinstance(text, str):
             view = view_of(text)
             return self.core.char_spans(ids, n, characters_of(view), view, False, True, out)
         if PyUnicode_IS_COMPACT_ASCII(text):
             return self.core.char_spans(ids, n, PyUnicode_GET_LENGTH(text), view_of(text), True, True, out)
+        return self.wide_spans_into(ids, n, text, out)
+
+    cdef bint wide_spans_into(self, const int32_t* ids, Py_ssize_t n, object text, Align* out) except -1:
+        cdef CallIds held
+        cdef string_view view
         if self.core.spans_read_text():
             view = view_during(text, held)
         return self.core.char_spans(ids, n, PyUnicode_GET_LENGTH(text), view, False, True, out)
@@ -261,8 +258,8 @@ cdef class CoreTokenizer:
     cdef object token_text(self, int32_t id):
         """The one str for an id, as long as there is room for all of them; empty for an id without a token."""
         if not self._texts:
-            self._texts = [None] * self._int_count
-        if not 0 <= id < <int32_t> self._int_count:
+            self._texts = [None] * self._id_limit
+        if not 0 <= id < <int32_t> self._id_limit:
             return self.token_or_none(id) or ""
         text = self._texts[id]
         if text is None:
@@ -311,7 +308,7 @@ cdef class CoreTokenizer:
         cdef AddedToken t
         cdef size_t i
         cdef bint normalizes = self.section("normalizer") not in (None, "null")
-        cdef bytearray found = bytearray(self._int_count)
+        cdef bytearray found = bytearray(self._id_limit)
         for i in range(self.core.added().size()):
             t = self.core.added()[i]
             found[t.id] = (t.lstrip or t.rstrip or (t.normalized and normalizes)
@@ -349,9 +346,11 @@ cdef class CoreTokenizer:
         return out
 
     def decode(self, ids, bint skip_special_tokens=True):
+        return self.text_of(ids, skip_special_tokens)
+
+    cdef str text_of(self, object ids, cbool skip):
         cdef vector[uint32_t] column
         cdef string out
-        cdef cbool skip = skip_special_tokens
         ids_of(ids, column)
         if self.core.decodes_bytes():
             return text_of_bytes(self.core[0], column, skip)
@@ -363,7 +362,7 @@ cdef class CoreTokenizer:
         return to_str(out)
 
     def decode_batch(self, rows, bint skip_special_tokens=True):
-        return [self.decode(row, skip_special_tokens) for row in rows]
+        return [self.text_of(row, skip_special_tokens) for row in rows]
 
     def decode_tokens(self, tokens):
         cdef vector[string] texts

@@ -64,15 +64,14 @@ cdef extern from *:
     constexpr uint32_t pairs_begin = 2048, pairs_length = 16;
     PyObject* pairs_made[pairs_begin][pairs_length];
 
-    // [begin, end) columns as a list of tuples. numbers: shared int objects, of 0, 1, 2 and so on; past them,
-    // a number that two neighbours share is one object.
-    inline PyObject* list_of_pairs(const int32_t* pairs, size_t n, PyObject* const* numbers, size_t shared) {
+    // [begin, end) columns as a list of tuples. Past the shared ints, a number that two neighbours share is one object.
+    inline PyObject* list_of_pairs(const int32_t* pairs, size_t n) {
       PyObject* list = PyList_New(static_cast<Py_ssize_t>(n));
       if (!list) return nullptr;
       PyObject* last = nullptr;
       int32_t last_value = -1;
       auto number = [&](int32_t value) {
-        if (static_cast<uint32_t>(value) < shared) return take_shared(numbers[value]);
+        if (static_cast<uint32_t>(value) < shared_int_count) return take_shared(shared_ints[value]);
         if (value != last_value || !last) {
           Py_XDECREF(last);
           last = PyLong_FromLong(value);
@@ -117,7 +116,7 @@ cdef extern from *:
     int64_t small_int(PyObject*)
     size_t small_ints(PyObject** items, size_t n, vector[uint32_t]& out)
     object text_of_bytes(const Core&, const vector[uint32_t]&, cbool) except +raise_core
-    object list_of_pairs(const int32_t*, size_t, PyObject**, size_t)
+    object list_of_pairs(const int32_t*, size_t)
 
 cdef extern from "Python.h":
     bint PySequence_Check(object)
@@ -131,7 +130,12 @@ cdef int ids_of(object ids, vector[uint32_t]& out) except -1:
     cdef long long value
     cdef cnp.ndarray flat
     cdef const int64_t* column
-    if isinstance(ids, np.ndarray):
+    if type(ids) is list:
+        i = small_ints((<PyListPeek*> ids).ob_item, len(ids), out)
+        if i == len(ids):
+            return 0
+        ids = ids[i:]
+    elif isinstance(ids, np.ndarray):
         if ids.ndim != 1:
             raise TypeError(f"expected a row of ids, not an array of shape {ids.shape}")
         if ids.size and ids.dtype.kind not in "iub":
@@ -148,11 +152,6 @@ cdef int ids_of(object ids, vector[uint32_t]& out) except -1:
                 raise OverflowError("out of range integral type conversion attempted")
             out.push_back(<uint32_t> value)
         return 0
-    if type(ids) is list:
-        i = small_ints((<PyListPeek*> ids).ob_item, len(ids), out)
-        if i == len(ids):
-            return 0
-        ids = ids[i:]
     elif not isinstance(ids, (list, tuple)):
         if isinstance(ids, str) or not PySequence_Check(ids):  # a set has no order, a dict other keys than ids
             raise TypeError(f"expected a sequence of ids, not {type(ids).__name__}")
@@ -173,8 +172,3 @@ def id_list(ids):
     cdef vector[uint32_t] column
     ids_of(ids, column)
     return column
-
-
-cdef object pairs_of(const int32_t* pairs, size_t n):
-    cdef list numbers = _ints
-    return list_of_pairs(pairs, n, (<PyListPeek*> numbers).ob_item, len(numbers))

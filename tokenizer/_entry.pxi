@@ -5,36 +5,6 @@ cdef extern from *:
     """
     namespace {
 
-    // Whether ids[0..n) are all below `end`: without a branch an id, so that compilers look at many at once.
-    inline bool all_below(uint32_t end, const int32_t* ids, Py_ssize_t n) {
-      uint32_t found = 0;
-      for (Py_ssize_t i = 0; i < n; ++i) found |= static_cast<uint32_t>(static_cast<uint32_t>(ids[i]) >= end);
-      return !found;
-    }
-
-    // A new list of the ids: shared int objects for those below `end`, new ones for any other. A post-processor may
-    // name ids that the vocabulary does not have.
-    inline PyObject* list_of_shared(PyObject** items, uint32_t end, const int32_t* ids, Py_ssize_t n) {
-      PyObject* list = PyList_New(n);
-      if (!list) return nullptr;
-      PyObject** out = PySequence_Fast_ITEMS(list);
-      if (!all_below(end, ids, n)) {
-        for (Py_ssize_t i = 0; i < n; ++i) {
-          if (static_cast<uint32_t>(ids[i]) < end) {
-            out[i] = take_shared(is_by_address(end) ? int_at(ids[i]) : items[ids[i]]);
-          } else if (!(out[i] = PyLong_FromLong(ids[i]))) {
-            Py_DECREF(list);
-            return nullptr;
-          }
-        }
-      } else if (is_by_address(end)) {
-        for (Py_ssize_t i = 0; i < n; ++i) out[i] = take_shared(int_at(ids[i]));
-      } else {
-        for (Py_ssize_t i = 0; i < n; ++i) out[i] = take_shared(items[ids[i]]);
-      }
-      return list;
-    }
-
     // Whether mask[id] is set for one of the ids; ids from `end` on have no mark.
     inline bool any_marked(const char* mask, uint32_t end, const int32_t* ids, Py_ssize_t n) {
       for (Py_ssize_t i = 0; i < n; ++i) {
@@ -43,17 +13,45 @@ cdef extern from *:
       return false;
     }
 
+    inline PyObject** put_items(PyObject** to, PyObject* item, Py_ssize_t n) {
+      for (; n > 0; --n) {
+        Py_INCREF(item);
+        *to++ = item;
+      }
+      return to;
+    }
+    // A new list of three runs of items.
+    inline PyObject* list_of_runs(PyObject* first, Py_ssize_t n, PyObject* next, Py_ssize_t m, PyObject* last,
+                                  Py_ssize_t k) {
+      PyObject* list = PyList_New(n + m + k);
+      if (!list) return nullptr;
+      put_items(put_items(put_items(PySequence_Fast_ITEMS(list), first, n), next, m), last, k);
+      return list;
+    }
+    // A new list of the items of two lists and n times another between them.
+    inline PyObject* list_around(PyObject* before, PyObject* item, Py_ssize_t n, PyObject* after) {
+      const Py_ssize_t first = PyList_GET_SIZE(before), last = PyList_GET_SIZE(after);
+      PyObject* list = PyList_New(first + n + last);
+      if (!list) return nullptr;
+      PyObject** out = PySequence_Fast_ITEMS(list);
+      for (Py_ssize_t i = 0; i < first; ++i) out = put_items(out, PyList_GET_ITEM(before, i), 1);
+      out = put_items(out, item, n);
+      for (Py_ssize_t i = 0; i < last; ++i) out = put_items(out, PyList_GET_ITEM(after, i), 1);
+      return list;
+    }
+
     // A text and a frame have few ids, for which a call costs more than a loop.
     inline int32_t* put_ids(int32_t* to, const int32_t* ids, size_t n) {
-      if (n > 8) std::memcpy(to, ids, n * sizeof *ids);
-      for (size_t i = 0; n <= 8 && i < n; ++i) to[i] = ids[i];
-      return to + n;
+      if (n > 8) return static_cast<int32_t*>(std::memcpy(to, ids, n * sizeof *ids)) + n;
+      for (; n > 0; --n) *to++ = *ids++;
+      return to;
     }
 
     }  // namespace
     """
-    object list_of_shared(PyObject** items, uint32_t end, const int32_t* ids, Py_ssize_t n)
     bint any_marked(const char* mask, uint32_t end, const int32_t* ids, Py_ssize_t n)
+    object list_of_runs(object first, Py_ssize_t n, object next, Py_ssize_t m, object last, Py_ssize_t k)
+    object list_around(list before, object item, Py_ssize_t n, list after)
     int32_t* put_ids(int32_t* to, const int32_t* ids, size_t n)
 
 cdef extern from "memory/scratch_vector.hpp" namespace "fasttoken":
@@ -69,6 +67,7 @@ cdef extern from "Python.h":
     Py_ssize_t PyUnicode_GET_LENGTH(object)
     char* PyBytes_AS_STRING(object)
     int PyErr_CheckSignals() except -1
+    object PyObject_GenericGetAttr(object, object)
 
 cdef enum:
     FEW = 8  # ids that an encoding has in itself
@@ -84,22 +83,23 @@ cdef class FreshEncoding:
     cdef bint parse_special
     cdef bint placed  # the ids say where they lie
     cdef bint bare  # nothing but the ids is known of the text's tokens, as in HF's fast encodings
-    cdef CoreTokenizer core
-    cdef RowFrames frame  # around `text`; None: of a row of the call that `source` has
-    cdef object text
-    cdef object source
+    cdef bint alone  # nothing but a frame is around the text
+    cdef RowFrames frame
+    cdef object source  # the text if it is alone, else the call that it is a row of
     cdef object columns  # None: not made yet
     cdef Py_ssize_t row, padding  # its number, and how many tokens pad it
     cdef bint pads_left
     cdef bint was_read  # a column, by encoding the text again
 
     @cython.final
+    @cython.nonecheck(False)
     cdef inline int32_t* data(self) noexcept:
         if self.raw is None:
             return self.few
         return <int32_t*> PyBytes_AS_STRING(self.raw)
 
     @cython.final
+    @cython.nonecheck(False)
     cdef inline int32_t* room(self, Py_ssize_t count) except NULL:
         """Where its ids are written."""
         self.count = count
@@ -109,20 +109,24 @@ cdef class FreshEncoding:
 
     @property
     def ids(self):
+        return self.id_list()
+
+    @cython.final
+    cdef inline object id_list(self):
         if self.columns is None:
-            return list_of_shared(self.core._int_items, self.core._int_count, self.data(), self.count)
+            return list_of_ids(self.data(), self.count)
         return self._ids.tolist()
 
     cdef RowCall sample(self, int content, cbool keeps_rest):
         """Its text as a row again, with more columns; None if the general way has to be gone."""
         cdef Py_ssize_t at = self.row
         source = self.source
-        if self.frame is not None:
-            return RowCall.made(self.core, self.frame, [self.text], None, None, None, self.parse_special,
+        if self.alone:
+            return RowCall.made(self.frame.core, self.frame, [source], None, None, None, self.parse_special,
                                 content, keeps_rest, False)
         if self.bare and source.seconds[at] is not None:
             return None  # HF's have other type ids
-        return RowCall.made(self.core, source.frames, source.firsts[at : at + 1], source.seconds[at : at + 1],
+        return RowCall.made(self.frame.core, self.frame, source.firsts[at : at + 1], source.seconds[at : at + 1],
                             source.truncation, source.padding, source.parse_special, content, keeps_rest, False,
                             source.padded_to)
 
@@ -144,7 +148,7 @@ cdef class FreshEncoding:
     def tokens(self):
         cdef RowCall call
         found = None
-        if self.columns is None and self.frame is not None and not self.bare:
+        if self.columns is None and self.alone and not self.bare:
             return self.fresh_tokens()
         if not self.bare:
             call = self.once(WITH_WORDS)
@@ -158,51 +162,65 @@ cdef class FreshEncoding:
         cdef list out = frame.tokens_before + [None] * (end - begin) + frame.tokens_after
         cdef Py_ssize_t at = len(frame.tokens_before)
         if any_marked(frame.as_found, len(frame.as_found), ids + begin, end - begin):
-            return frame.tokens_before + self.core.encode_tokens(self.text, self.parse_special) + frame.tokens_after
+            return frame.tokens_before + frame.core.encode_tokens(self.source, self.parse_special) + frame.tokens_after
         for i in range(begin, end):
-            out[at] = self.core.token_text(ids[i])
+            out[at] = frame.core.token_text(ids[i])
             at += 1
         return out
 
     @property
     def type_ids(self):
+        return self.type_list()
+
+    @cython.final
+    cdef object type_list(self):
         cdef RowFrames frame = self.frame
-        if self.columns is not None or frame is None:
+        if self.columns is not None or not self.alone:
             found = self.listed(TYPES)
             return self._column_list("_types") if found is None else found
-        return frame.types_before + [frame.type_id] * (self.count - frame.around(0)) + frame.types_after
+        return list_around(frame.types_before, frame.type_id, self.count - frame.around, frame.types_after)
 
     @property
     def special_tokens_mask(self):
         cdef RowFrames frame = self.frame
-        if self.columns is not None or frame is None:
+        if self.columns is not None or not self.alone:
             found = self.listed(SPECIAL)
             return self._column_list("_special") if found is None else found
-        return [1] * frame.before.size() + [0] * (self.count - frame.around(0)) + [1] * frame.after.size()
+        return list_of_runs(1, frame.before.size(), 0, self.count - frame.around, 1, frame.after.size())
 
     @property
     def attention_mask(self):
-        cdef list ones
+        return self.mask_list()
+
+    @cython.final
+    cdef object mask_list(self):
+        cdef Py_ssize_t left
         if self.columns is not None:
             return self._column_list("_attention")
-        ones = [1] * (self.count - self.padding)
-        if not self.padding:
-            return ones
-        return [0] * self.padding + ones if self.pads_left else ones + [0] * self.padding
+        left = self.padding if self.pads_left else 0
+        return list_of_runs(0, left, 1, self.count - self.padding, 0, self.padding - left)
 
     @property
     def offsets(self):
-        cdef Aligns pairs
-        cdef size_t before, n
-        if self.columns is None and self.frame is not None and self.placed:
-            pairs.resize(self.count)  # not cleared
-            before, n = self.frame.before.size(), self.count - self.frame.around(0)
-            if self.core.spans_into(self.data() + before, n, self.text, pairs.data() + before):
-                if before:
-                    memset(pairs.data(), 0, before * sizeof(Align))
-                if self.frame.after.size():
-                    memset(pairs.data() + before + n, 0, self.frame.after.size() * sizeof(Align))
-                return pairs_of(<const int32_t*> pairs.data(), pairs.size())
+        return self.pair_list()
+
+    @cython.final
+    cdef object pair_list(self):
+        cdef Align[FEW] few
+        cdef Aligns many
+        cdef Align* pairs = few
+        cdef size_t i, before, end
+        if self.columns is None and self.alone and self.placed:
+            if self.count > FEW:
+                many.resize(self.count)  # not cleared
+                pairs = many.data()
+            before, end = self.frame.before.size(), self.count - self.frame.after.size()
+            if self.frame.core.spans_into(self.data() + before, end - before, self.source, pairs + before):
+                for i in range(before):
+                    pairs[i].begin = pairs[i].end = 0
+                for i in range(end, self.count):
+                    pairs[i].begin = pairs[i].end = 0
+                return list_of_pairs(<const int32_t*> pairs, self.count)
         found = self.listed(OFFSETS)
         return self._offset_list() if found is None else found
 
@@ -235,10 +253,10 @@ cdef class FreshEncoding:
             call = self.sample(WITH_IDS if self.bare else WITH_WORDS, True)
             if call is not None:
                 made = call.encoding(self.bare)
-            if made is None and self.frame is None:
+            if made is None and not self.alone:
                 made = self.source.general(self.row)
             elif made is None:
-                made = self.frame.sequences.general(self.text, self.frame.special, self.bare, self.parse_special)
+                made = self.frame.sequences.general(self.source, self.frame.special, self.bare, self.parse_special)
             if self.columns is None:
                 self.columns = made.columns
         return self.columns
@@ -250,6 +268,20 @@ cdef class FreshEncoding:
 
 # Not a class of Python's own: objects of those take 265 instructions more.
 cdef class Encoding(FreshEncoding, EncodingMethods):
+    def __getattribute__(self, name):
+        # Nothing can take the place of these in a class that is not Python's own: looking them up would only take
+        # time.
+        if type(self) is Encoding:
+            if name is "ids":
+                return self.id_list()
+            if name is "offsets":
+                return self.pair_list()
+            if name is "attention_mask":
+                return self.mask_list()
+            if name is "type_ids":
+                return self.type_list()
+        return PyObject_GenericGetAttr(self, name)
+
     def __init__(self):
         self.columns = self._make(np.empty(0, np.int32), None, None, [])._columns
 
@@ -258,7 +290,7 @@ cdef class Encoding(FreshEncoding, EncodingMethods):
         if self._offsets is None:
             return [(0, 0)] * len(self._ids)
         pairs = np.ascontiguousarray(self._offsets, np.int32)
-        return pairs_of(<const int32_t*> cnp.PyArray_DATA(pairs), pairs.size // 2)
+        return list_of_pairs(<const int32_t*> cnp.PyArray_DATA(pairs), pairs.size // 2)
 
 
 cdef class EncodeEntry:
@@ -266,56 +298,59 @@ cdef class EncodeEntry:
 
     cdef CoreTokenizer native  # None on the reference backend
     cdef RowFrames plain, special
+    cdef RowFrames plain_frame, special_frame  # around one text; None if more than that is put around it
     cdef bytes control  # by id: 1 for a control token, which must not come out of untrusted text
     cdef public object _truncation, _padding, _encode_special
 
     def _set_entry(self, core, plain, special, bytes control not None):
         """core and frames: None if texts are not encoded here."""
         self.native, self.plain, self.special, self.control = core, plain, special, control
+        self.plain_frame = plain if plain is not None and self.plain.is_frame else None
+        self.special_frame = special if special is not None and self.special.is_frame else None
 
     def _copy_entry(self, EncodeEntry other not None):
-        self.native, self.plain, self.special = other.native, other.plain, other.special
-        self.control = other.control
+        self._set_entry(other.native, other.plain, other.special, other.control)
         self._truncation, self._padding = other._truncation, other._padding
         self._encode_special = other._encode_special
 
     @cython.final
+    @cython.nonecheck(False)
     cdef inline RowFrames frame_of(self, bint special):
-        """The frame around one text; None if more than that is put around it."""
-        cdef RowFrames frame = self.special if special else self.plain
-        return frame if frame is not None and frame.is_frame else None
+        return self.special_frame if special else self.plain_frame
 
     @cython.final
-    cdef inline RowFrames frame_for(self, bint special):
-        """The same; None also if truncation or padding is asked for."""
-        return self.frame_of(special) if self._truncation is None and self._padding is None else None
+    @cython.nonecheck(False)
+    cdef inline bint reshapes(self) noexcept:
+        """Whether rows are cut or padded."""
+        return self._truncation is not None or self._padding is not None
 
     @cython.final
     @cython.nonecheck(False)
     cdef FreshEncoding fresh(self, RowFrames frame, object text, cbool parse_special, bint bare):
         cdef CallIds ids
-        cdef bint placed = self.native.ids_into(text, parse_special, ids)
-        cdef FreshEncoding made = Encoding.__new__(Encoding)
-        frame.put(made.room(frame.around(ids.size())), ids)
-        made.core, made.frame, made.text = self.native, frame, text
+        cdef bint placed = frame.core.ids_into(text, parse_special, ids)
+        cdef FreshEncoding made = <FreshEncoding> Encoding.__new__(Encoding)
+        frame.put(made.room(frame.around + ids.size()), ids)
+        made.frame, made.source, made.alone = frame, text, True
         made.parse_special, made.placed, made.bare = parse_special, placed and not bare, bare
         return made
 
     @cython.nonecheck(False)
     def encode(self, sequence, pair=None, bint is_pretokenized=False, bint add_special_tokens=True):
         """Encode one sequence, or a pair; each a string, or a list of strings with ``is_pretokenized``."""
-        cdef RowFrames frame = self.frame_for(add_special_tokens)
-        if frame is None or pair is not None or is_pretokenized or not PyUnicode_CheckExact(sequence):
+        cdef RowFrames frame = self.frame_of(add_special_tokens)
+        if (frame is None or self.reshapes() or pair is not None or is_pretokenized
+                or not PyUnicode_CheckExact(sequence)):
             return self._encode_general(sequence, pair, is_pretokenized, add_special_tokens)
         return self.fresh(frame, sequence, self._encode_special is False, False)
 
     cdef list fresh_batch(self, object given, object is_pretokenized, bint special, bint bare):
         """None if a text is not a plain string, or settings want more than a frame around it."""
-        cdef RowFrames frame = self.frame_for(special)
+        cdef RowFrames frame = self.frame_of(special)
         cdef cbool parse_special = self._encode_special is False  # once: other threads may set it
         cdef Py_ssize_t since = 0
         cdef list texts, out = []
-        if frame is None or is_pretokenized is not False or type(given) not in (list, tuple):
+        if frame is None or self.reshapes() or is_pretokenized is not False or type(given) not in (list, tuple):
             return None
         texts = list(given)  # nothing else has it: making an encoding may run a collection, and that anything at all
         for text in texts:
@@ -365,7 +400,7 @@ cdef class EncodeEntry:
         rows = call.rows.get()
         flat.resize(rows.total())
         rows.put(row_column(0), flat.data())
-        source.frames, source.padded_to = frames, rows.padded_to()
+        source.padded_to = rows.padded_to()
         for i in range(rows.count()):
             n = rows.length(i)
             made = Encoding.__new__(Encoding)
@@ -373,10 +408,15 @@ cdef class EncodeEntry:
                 memcpy(made.room(n), flat.data() + at, n * sizeof(int32_t))
             made.padding = n - rows.without_padding(i)
             made.pads_left = pads_left
-            made.core, made.source, made.row, made.bare = self.native, source, i, source.fast
+            made.frame, made.source, made.row, made.bare = frames, source, i, source.fast
             out.append(made)
             at += n
         return out
+
+    def decode(self, ids, bint skip_special_tokens=True):
+        if self.native is None:
+            return self._core.decode(ids, skip_special_tokens)
+        return self.native.text_of(ids, skip_special_tokens)
 
     def encode_batch(self, input, is_pretokenized=False, add_special_tokens=True):
         """Encode each input, then pad them together if padding is on."""
@@ -411,7 +451,7 @@ cdef class EncodeEntry:
         if frame is None or not parse_special or not self.native.ids_into(text, True, ids):
             return self._offsets_general(text, add_special_tokens, parse_special)
         before, n = frame.before.size(), ids.size()
-        shape[0], shape[1] = frame.around(n), 2
+        shape[0], shape[1] = frame.around + n, 2
         rows = cnp.new_array(2, shape, cnp.NPY_INT32)
         out = <Align*> cnp.PyArray_DATA(rows)
         if not self.native.spans_into(ids.data(), n, text, out + before):

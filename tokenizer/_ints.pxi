@@ -1,5 +1,4 @@
-# The int objects of ids, which all tokenizers of a process share; included by _core.pyx. A list that is in use is never
-# changed: a longer one is made of the same objects and more.
+# The int objects of ids, which all tokenizers of a process share, and never give back; included by _core.pyx.
 #
 # Ids are many, and so are the pages that as many objects of Python's allocator would touch for the first time. On the
 # CPythons that are known they are put side by side on huge pages instead, each a copy of an int of one digit with
@@ -9,11 +8,16 @@
 
 cdef extern from *:
     """
+    #include <algorithm>
     #include <cstring>
 
     #include "memory/big_array.hpp"
 
     namespace {
+
+    // Written with the GIL held, and only read in calls that run no other code.
+    PyObject** shared_ints = nullptr;
+    Py_ssize_t shared_int_count = 0;
 
     constexpr Py_ssize_t cached_ints = 257;  // CPython has its own of those below
 
@@ -46,13 +50,13 @@ cdef extern from *:
       IntPlace *small = nullptr, *large = nullptr;
       Py_ssize_t end = 0;
     };
-    IntsByAddress by_address;  // written with the GIL held, like `_ints`
+    IntsByAddress by_address;  // written with the GIL held
     constexpr Py_ssize_t most_by_address = Py_ssize_t{1} << 20;  // room that costs memory as far as it is used
 
     inline PyObject* int_at(Py_ssize_t i) {
       return reinterpret_cast<PyObject*>((i < cached_ints ? by_address.small : by_address.large) + i);
     }
-    inline bool is_by_address(Py_ssize_t end) { return end <= by_address.end; }
+    inline Py_ssize_t by_address_end() { return by_address.end; }
 
     // Into items[from .. to), if those before are already: whether they could be made.
     inline bool put_ints(PyObject** items, Py_ssize_t from, Py_ssize_t to) {
@@ -93,44 +97,58 @@ cdef extern from *:
     }
     #else
     inline PyObject* int_at(Py_ssize_t) { return nullptr; }
-    inline bool is_by_address(Py_ssize_t) { return false; }
+    inline Py_ssize_t by_address_end() { return 0; }
     inline bool put_ints(PyObject**, Py_ssize_t, Py_ssize_t) { return false; }
     #endif
 
-    // known and more, up to n; a new list.
-    inline PyObject* more_ints(PyObject* known, Py_ssize_t n) {
+    // A new list of ids: shared objects for those that a vocabulary has, new ones for any other. A post-processor may
+    // name ids that none has.
+    inline PyObject* list_of_ids(const int32_t* ids, Py_ssize_t n) {
       PyObject* list = PyList_New(n);
       if (!list) return nullptr;
-      PyObject** items = PySequence_Fast_ITEMS(list);
-      Py_ssize_t have = PyList_GET_SIZE(known), at = 0;
-      for (; at < have; ++at) {
-        items[at] = PyList_GET_ITEM(known, at);
-        Py_INCREF(items[at]);
-      }
-      for (; at < n; ++at) {
-        if (at >= cached_ints && put_ints(items, at, n)) break;
-        items[at] = PyLong_FromSsize_t(at);
-        if (!items[at]) {
+      PyObject** out = PySequence_Fast_ITEMS(list);
+      for (Py_ssize_t i = 0; i < n; ++i) {
+        const Py_ssize_t id = static_cast<uint32_t>(ids[i]);
+        if (id < by_address_end()) {
+          out[i] = take_shared(int_at(id));
+        } else if (id < shared_int_count) {
+          out[i] = take_shared(shared_ints[id]);
+        } else if (!(out[i] = PyLong_FromLong(ids[i]))) {
           Py_DECREF(list);
           return nullptr;
         }
-        keep_for_ever(items[at]);
       }
       return list;
     }
 
+    // Makes those below n. No collection can run here.
+    inline int share_ints_below(Py_ssize_t n) {
+      const Py_ssize_t have = shared_int_count;
+      Py_ssize_t at = have;
+      if (n <= have) return 0;
+      PyObject** items = static_cast<PyObject**>(PyMem_Malloc(static_cast<size_t>(n) * sizeof *items));
+      if (!items) {
+        PyErr_NoMemory();
+        return -1;
+      }
+      std::copy_n(shared_ints, have, items);
+      for (; at < n; ++at) {
+        if (at >= cached_ints && put_ints(items, at, n)) break;
+        items[at] = PyLong_FromSsize_t(at);
+        if (!items[at]) {
+          while (at-- > have) Py_DECREF(items[at]);
+          PyMem_Free(items);
+          return -1;
+        }
+        keep_for_ever(items[at]);
+      }
+      PyMem_Free(shared_ints);
+      shared_ints = items;
+      shared_int_count = n;
+      return 0;
+    }
+
     }  // namespace
     """
-    object more_ints(object known, Py_ssize_t n)
-
-
-_ints = []
-
-
-cdef list ints_below(uint32_t n):
-    global _ints
-    cdef list known = _ints
-    if len(known) < n:
-        known = more_ints(known, n)
-        _ints = known
-    return known
+    int share_ints_below(Py_ssize_t n) except -1
+    object list_of_ids(const int32_t* ids, Py_ssize_t n)

@@ -74,6 +74,7 @@ cdef dict _strategies = {"longest_first": 1, "only_first": 2, "only_second": 3}
 cdef class RowFrames:
     """The tokens that a post-processor puts around one sequence, and around two."""
 
+    cdef CoreTokenizer core
     cdef RowLayout single, pair
     cdef object of_single, of_pair, sequences, type_id
     cdef bint special, trims_first, is_frame
@@ -81,13 +82,15 @@ cdef class RowFrames:
     cdef bytes as_found  # by id: 1 if its token is known from the text alone
     # Of a frame, which is no more than tokens before and behind one text:
     cdef vector[int32_t] before, after
+    cdef Py_ssize_t around  # how many these are
     cdef list tokens_before, tokens_after, types_before, types_after
 
-    def __cinit__(self, sequences, single, pair, frame, added, bint trims_first, bint special):
+    def __cinit__(self, CoreTokenizer core not None, sequences, single, pair, frame, added, bint trims_first,
+                  bint special):
         """single, pair, frame: a Layout or Frame of post_processing.py, or None. added: how many tokens truncation
         leaves room for. trims_first: offsets are trimmed before anything is put around a sequence. special: asked for,
         if the post-processor has any."""
-        self.sequences, self.of_single, self.of_pair = sequences, single, pair
+        self.core, self.sequences, self.of_single, self.of_pair = core, sequences, single, pair
         self.trims_first, self.special, self.as_found = trims_first, special, sequences.as_found
         self.added[0], self.added[1] = added
         fill_layout(self.single, single)
@@ -95,13 +98,12 @@ cdef class RowFrames:
         self.is_frame = frame is not None and single.tokens is not None
         if self.is_frame:
             self.before, self.after = frame.before, frame.after
+            self.around = self.before.size() + self.after.size()
             types, at = [piece[2] for piece in single.pieces], len(frame.before)
             self.types_before, self.type_id, self.types_after = types[:at], types[at], types[at + 1 :]
             self.tokens_before, self.tokens_after = single.tokens[:at], single.tokens[at + 1 :]
 
-    cdef inline size_t around(self, size_t n) noexcept:
-        return self.before.size() + n + self.after.size()
-
+    @cython.nonecheck(False)
     cdef inline void put(self, int32_t* to, const CallIds& ids) noexcept:
         """The ids of a text and of its frame; there is room for all of them."""
         to = put_ids(to, self.before.data(), self.before.size())
@@ -109,7 +111,7 @@ cdef class RowFrames:
         put_ids(to, self.after.data(), self.after.size())
 
     cdef cnp.ndarray array(self, const CallIds& ids):
-        cdef cnp.npy_intp shape = self.around(ids.size())
+        cdef cnp.npy_intp shape = self.around + ids.size()
         cdef cnp.ndarray out = cnp.new_array(1, &shape, cnp.NPY_INT32)
         self.put(<int32_t*> cnp.PyArray_DATA(out), ids)
         return out
@@ -239,11 +241,11 @@ cdef class RowCall:
         for i in range(rows.count()):
             n = rows.length(i)
             if column == OFFSETS:
-                out.append(pairs_of(flat.data() + 2 * at, n))
+                out.append(list_of_pairs(flat.data() + 2 * at, n))
             elif column == WORDS:
                 out.append([None if word < 0 else word for word in flat.data()[at : at + n]])
             else:
-                out.append(self.core.list_of(flat.data() + at, n))
+                out.append(list_of_ids(flat.data() + at, n))
             at += n
         return out
 

@@ -313,9 +313,6 @@ class Tokenizer(ArrayMethods, ComponentMethods):
 
     # ---- decoding
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return self._core.decode(ids, skip_special_tokens)
-
     def decode_batch(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
         return self._core.decode_batch(sequences, skip_special_tokens)
 

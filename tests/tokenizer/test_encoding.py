@@ -139,6 +139,20 @@ def test_lists_handed_out_are_copies(pair_of: Pair) -> None:
     assert len(encoding.overflowing[0]) <= 6
 
 
+def test_columns_by_any_name_and_of_a_subclass(pair_of: Pair) -> None:
+    class Own(Encoding):
+        @property
+        def ids(self) -> list[int]:
+            return [7]
+
+    encoding = pair_of("template")[0].encode(ONE)
+    for column in ("ids", "offsets", "attention_mask", "type_ids"):
+        assert getattr(encoding, "".join(list(column))) == getattr(type(encoding), column).__get__(encoding)
+    assert Own().ids == [7] and Own().offsets == Own().type_ids == Own().attention_mask == []
+    with pytest.raises(AttributeError, match="has no attribute 'id'"):
+        encoding.id  # type: ignore[attr-defined]  # noqa: B018
+
+
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
 def test_copies_are_equal_and_apart(pair_of: Pair, assert_same: Any, duplicate: Any) -> None:
     ours, theirs = pair_of("template")

@@ -18,7 +18,8 @@ class ScratchFor {
   explicit ScratchFor(size_t text, Scratch& scratch = Tokenizer::scratch()) : text_(text), scratch_(scratch) {}
   ScratchFor(const ScratchFor&) = delete;
   ~ScratchFor() {
-    if (text_ > long_text) scratch_ = Scratch();
+    if (text_ > long_text)
+      static_cast<Workspace&>(scratch_) = Workspace();  // the buffers may be another thread's now
   }
   Scratch& get() { return scratch_; }
 
@@ -58,19 +59,26 @@ CoreError current_error() {
   }
 }
 
-CallIds::CallIds() : scratch_(Tokenizer::scratch()) { std::swap(ids, scratch_.ids); }
+CallIds::CallIds()
+    : scratch_(Tokenizer::scratch()),
+      buffers_(scratch_.lent ? *new CallBuffers : static_cast<CallBuffers&>(scratch_)) {
+  buffers_.lent = true;
+}
 CallIds::~CallIds() {
-  if (!text_.empty()) std::swap(text_, scratch_.utf8);
-  ids.clear();
-  std::swap(ids, scratch_.ids);
+  if (&buffers_ != &scratch_) {
+    delete &buffers_;
+    return;
+  }
+  buffers_.ids.clear();
+  buffers_.lent = false;
 }
 
 std::string_view CallIds::utf8(const void* characters, size_t n, int width) {
-  if (text_.empty()) std::swap(text_, Tokenizer::scratch().utf8);  // rows are made by other threads too
+  ScratchVector<char>& text = buffers_.utf8;
   const size_t room = n * static_cast<size_t>(std::min(width + 1, 4)) + transcode_margin;
-  if (text_.size() < room) text_ = ScratchVector<char>(room);
-  const size_t size = utf8_of(characters, n, width, text_.data());
-  return size == not_transcoded ? std::string_view{} : std::string_view{text_.data(), size};
+  if (text.size() < room) text = ScratchVector<char>(room);
+  const size_t size = utf8_of(characters, n, width, text.data());
+  return size == not_transcoded ? std::string_view{} : std::string_view{text.data(), size};
 }
 
 // ---- a tokenizer
@@ -92,7 +100,7 @@ size_t Core::cache_bytes() const { return tokenizer_->cache_bytes(); }
 
 bool Core::encode_ids(std::string_view text, bool parse_special, CallIds& call, bool ascii) const {
   ScratchFor s(text.size(), call.scratch_);
-  return tokenizer_->encode_ids(text, parse_special, s.get(), call.ids, ascii);
+  return tokenizer_->encode_ids(text, parse_special, s.get(), call.ids(), ascii);
 }
 bool Core::encode_ids(std::string_view text, bool parse_special, IdBuffer& out, bool ascii) const {
   ScratchFor s(text.size());
@@ -105,7 +113,7 @@ void Core::last_cut(std::string_view text, size_t& end, size_t& next) const {
 }
 void Core::count(std::string_view text, size_t most, CallIds& call, size_t (&found)[5]) const {
   ScratchFor s(text.size());
-  const Tokenizer::Counted all = tokenizer_->count(text, most, s.get(), call.ids);
+  const Tokenizer::Counted all = tokenizer_->count(text, most, s.get(), call.ids());
   for (size_t i = 0; size_t value : {all.ids, all.before, all.from, all.fits, all.end}) found[i++] = value;
 }
 bool Core::char_spans(const int32_t* ids, size_t n, size_t characters, std::string_view text, bool ascii, bool trims,

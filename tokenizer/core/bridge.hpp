@@ -32,25 +32,24 @@ struct CoreError {
 // Of the exception that is being handled.
 CoreError current_error();
 
-// The ids of one call. The call has the thread's buffer for itself while it lives, since making a list or an array of
-// it may run a collection, and that anything at all, an encode too.
+// The ids of one call. The call has the thread's buffers for itself while it lives, since making a list or an array
+// of them may run a collection, and that anything at all, an encode too: that one gets buffers of its own.
 class CallIds {
  public:
   CallIds();
   CallIds(const CallIds&) = delete;
   ~CallIds();
-  const int32_t* data() const { return ids.data(); }
-  size_t size() const { return ids.size(); }
+  const int32_t* data() const { return buffers_.ids.data(); }
+  size_t size() const { return buffers_.ids.size(); }
+  IdBuffer& ids() { return buffers_.ids; }
 
   // The UTF-8 of a text, while the call lives; no data(): utf8_of() does not say it.
   std::string_view utf8(const void* characters, size_t n, int width);
 
-  IdBuffer ids;
-
  private:
   friend class Core;
   Scratch& scratch_;  // of the thread that made it
-  ScratchVector<char> text_;
+  CallBuffers& buffers_;
 };
 
 class Core {

@@ -17,8 +17,8 @@
 
 namespace fasttoken {
 
-// The memory of one call, kept for the thread's next one.
-struct Scratch {
+// What one call works with.
+struct Workspace {
   Growth growth;  // of text and part
   Text text, part;
   PreTokenizer::Scratch pre;
@@ -26,14 +26,15 @@ struct Scratch {
   UnigramScratch unigram;
   std::vector<Token> tokens;
   RegexScratch& regex() { return pre.normalizer.regex; }
-  ScratchVector<char> utf8;  // of the text
-  IdBuffer ids;
   std::vector<Stop> stops;
   std::string first_word, word;
   const char* readable = nullptr;  // the end of the text whose parts are encoded
   bool ascii = false;              // whether the text is known to be no more
   bool rewritten = false;          // whether ids were made of anything but the text as it is
 };
+
+// The memory of one call, kept for the thread's next one.
+struct Scratch : CallBuffers, Workspace {};
 
 enum class ModelKind : uint8_t { bpe, word_piece, unigram };
 

@@ -33,7 +33,7 @@ bool Rows::encode(const RowText& text, Chunk& chunk) const {
     if (!utf8.data()) return false;
   }
   const size_t before = chunk.ids.size();
-  const bool placed = core_.encode_ids(utf8, parse_special_, chunk.ids.ids, text.ascii);
+  const bool placed = core_.encode_ids(utf8, parse_special_, chunk.ids.ids(), text.ascii);
   if (content_ == RowContent::ids) return true;
   const size_t n = chunk.ids.size() - before;
   chunk.offsets.resize(before + n);

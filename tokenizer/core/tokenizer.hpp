@@ -248,12 +248,18 @@ class Tokenizer {
     }
     if (decodes_apart()) {
       const auto skip = [&](uint32_t i) { return skip_special && is_special(i); };
-      std::string all = token_bytes_.text(ids, skip, leading_);
-      if (!first_apart_ || all.empty()) return all;
-      uint32_t first = 0;
-      for (auto id : ids)
-        if (first = static_cast<uint32_t>(id); !bytes(first).empty() && !skip(first)) break;
-      return all.replace(0, bytes(first).size(), decode_tokens({std::string(token(first))}, s));
+      std::span<const uint32_t> rest(ids);
+      std::string all;
+      for (bool first = first_apart_; first && !rest.empty(); rest = rest.subspan(1)) {
+        const uint32_t id = rest[0];
+        if (bytes(id).empty() || skip(id)) continue;
+        all = decoder_.first(token(id));
+        first = false;
+      }
+      token_bytes_.append(all, rest, skip);
+      if (leading_ && !all.empty() && utf8_at(all.data()) == *leading_)
+        all.erase(0, utf8_length(static_cast<unsigned char>(all[0])));
+      return all;
     }
     Decoder::Tokens tokens;
     size_t size = 0;
@@ -279,7 +285,11 @@ class Tokenizer {
 
  private:
   static void check(std::string_view text) {
-    if (text.size() > max_text) throw TextError("the text is longer than 512 MB", max_text);
+    if (text.size() > max_text) [[unlikely]]
+      text_too_long();
+  }
+  [[noreturn, gnu::noinline]] static void text_too_long() {
+    throw TextError("the text is longer than 512 MB", max_text);
   }
 
   template <class Sink>
@@ -288,6 +298,12 @@ class Tokenizer {
       if (marks_ && marks_->only_at_start() && text.find(Bpe::mark) == std::string_view::npos)
         return stretches(text, parse_special, s, sink);
     if (!text.empty() && !raw_.may_be_in(text)) return segment(text, 0, parse_special, s, align, sink);
+    segments(text, parse_special, s, align, sink);
+  }
+  // Not inlined: a text without added tokens needs nothing of it.
+  template <class Sink>
+  [[gnu::noinline]] void segments(std::string_view text, bool parse_special, Scratch& s, bool align,
+                                  Sink& sink) const {
     split_added(
         text, raw_, added_.tokens, parse_special,
         [&](uint32_t begin, uint32_t end) {
@@ -357,6 +373,11 @@ class Tokenizer {
     const bool between =
         blanks_ && (std::is_same_v<Sink, IdSink> || !blanks_->strict);  // strict: blanks have offsets
     if (between && stretches_between_blanks(bytes, base, s, sink)) return;
+    whole(bytes, base, parse_special, s, align, sink);
+  }
+  template <class Sink>
+  [[gnu::noinline]] void whole(std::string_view bytes, uint32_t base, bool parse_special, Scratch& s, bool align,
+                               Sink& sink) const {
     s.rewritten |= spans_.of() != CharSpans::Of::bytes;
     s.text.start(bytes, base, align, s.growth);
     normalizer_.apply(s.text, s.pre.normalizer);
@@ -384,31 +405,30 @@ class Tokenizer {
 
   // False, and nothing is put: the text has to be done as a whole. The ids of a stretch are a matter of its bytes,
   // and kept; some stretches are fetched before the first of them is looked at.
-  bool stretches_between_blanks(std::string_view text, uint32_t, Scratch& s, IdSink& sink) const {
+  [[gnu::noinline]] bool stretches_between_blanks(std::string_view text, uint32_t, Scratch& s, IdSink& sink) const {
     constexpr size_t most = 16;
     WordCaches::Text held[most];
-    size_t count = 0;
     const size_t before = sink.out.size();
     const bool rewritten = s.rewritten;
-    const auto put_held = [&] {
+    Blanks::Stretches stretches(*blanks_, text);
+    bool done = true;
+    for (size_t count = most; done && count == most;) {
+      std::string_view next;
+      for (count = 0; count < most && !(next = stretches.next()).empty(); ++count) {
+        held[count].read(next.data(), next.size(), s.readable);
+        caches_.fetch(held[count]);
+      }
+      done = count == most || stretches.is_done();
       for (size_t i = 0; i < count; ++i) caches_.meet(held[i]);
-      for (size_t i = 0; i < count; ++i) {
+      for (size_t i = 0; done && i < count; ++i) {
         int32_t* const row = sink.out.room(ClauseCache::most_ids);
         const size_t from = sink.out.size(), known = caches_.find(held[i], row);
         sink.out.finish(row + known);
         if (known) continue;
-        if (!make_apart(held[i].text(), s, sink)) return false;
-        caches_.put(held[i], sink.out.data() + from, sink.out.size() - from);
+        done = make_apart(held[i].text(), s, sink);
+        if (done) caches_.put(held[i], sink.out.data() + from, sink.out.size() - from);
       }
-      count = 0;
-      return true;
-    };
-    const auto hold = [&](const char* p, size_t n) {
-      held[count].read(p, n, s.readable);
-      caches_.fetch(held[count]);
-      return ++count < most || put_held();
-    };
-    const bool done = blanks_->each(text, hold) && put_held();
+    }
     s.rewritten = rewritten;  // CharSpans looks at the text
     if (!done) sink.out.finish(sink.out.data() + before);
     return done;
@@ -433,12 +453,13 @@ class Tokenizer {
   // The same for all columns, which no cache has.
   bool stretches_between_blanks(std::string_view text, uint32_t base, Scratch& s, ColumnSink& sink) const {
     const ColumnSink::Place before = sink.place();
-    const auto make = [&](const char* p, size_t n) {
-      return make_between_blanks({p, n}, base + static_cast<uint32_t>(p - text.data()), true, s, sink);
-    };
-    if (blanks_->each(text, make)) return true;
-    sink.back_to(before);
-    return false;
+    Blanks::Stretches stretches(*blanks_, text);
+    bool done = true;
+    for (std::string_view next; done && !(next = stretches.next()).empty();)
+      done = make_between_blanks(next, base + static_cast<uint32_t>(next.data() - text.data()), true, s, sink);
+    done = done && stretches.is_done();
+    if (!done) sink.back_to(before);
+    return done;
   }
   template <class Sink>
   bool make_between_blanks(std::string_view stretch, uint32_t base, bool align, Scratch& s, Sink& sink) const {

@@ -137,7 +137,7 @@ class Sequences:
         trimmed, rows = trims_first(processor), []
         for special, (layouts, one) in enumerate(zip(self._layouts, self.frames)):
             added = (processor.added(False), processor.added(True)) if processor and special else (0, 0)
-            rows.append(RowFrames(self, *layouts, one, added, trimmed, bool(special)))
+            rows.append(RowFrames(core, self, *layouts, one, added, trimmed, bool(special)))
         return core, rows[0], rows[1]
 
     def _encoded(self, given: Given, type_id: int, parse_special: bool, trim: bool, fast: bool) -> Encoding:
@@ -163,7 +163,6 @@ class Sequences:
 class RowSource:
     """What encodings that were made as rows keep of their call, for their other columns."""
 
-    frames: Any = None  # RowFrames
     padded_to = -1
 
     def __init__(

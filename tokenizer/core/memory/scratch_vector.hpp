@@ -116,4 +116,11 @@ class IdBuffer {
   size_t size_ = 0;
 };
 
+// What a thread lends to one call at a time. The call may have other threads write it.
+struct CallBuffers {
+  IdBuffer ids;
+  ScratchVector<char> utf8;  // of the text
+  bool lent = false;
+};
+
 }  // namespace fasttoken

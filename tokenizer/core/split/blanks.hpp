@@ -26,32 +26,53 @@ struct Blanks {
   bool strict = true;                                  // whether white space at the ends of a stretch matters
   uint32_t mark = UINT32_MAX;                          // of white space
 
-  // Calls put(begin, size) for each stretch, until it says false. False: it did, or blanks stand where they matter.
-  template <class F>
-  bool each(std::string_view text, F&& put) const {
-    const auto blank = [&](char c) { return is[static_cast<unsigned char>(c)]; };
-    const char *p = text.data(), *const end = p + text.size();
-    for (bool begins = true;; begins = false) {
-      const char* from = p;
-      while (p < end && blank(*p)) ++p;
-      if ((p > from + 1 && !together) || (begins && p > from && !first)) return false;
-      if (p == end) return p == from || (last && !begins);
+  // The stretches of a text, one after the other.
+  class Stretches {
+   public:
+    Stretches(const Blanks& blanks, std::string_view text)
+        : blanks_(blanks), text_(text.data()), p_(text_), end_(text_ + text.size()) {}
+    // Empty after the last one, and where blanks stand where they matter: is_done() tells which.
+    std::string_view next() {
+      const auto blank = [&](char c) { return blanks_.is[static_cast<unsigned char>(c)]; };
+      const char *from = p_, *p = from;
+      while (p < end_ && blank(*p)) ++p;
+      const bool begins = from == text_;
+      if ((p > from + 1 && !blanks_.together) || (begins && p > from && !blanks_.first)) return {};
+      if (p == end_) {
+        if (p == from || (blanks_.last && !begins)) p_ = nullptr;
+        return {};
+      }
       from = p;
-      do p = low_byte(p + 1, end);
-      while (p < end && !blank(*p));
-      if (!put(from, static_cast<size_t>(p - from))) return false;
+      do p = low_byte(p + 1, end_);
+      while (p < end_ && !blank(*p));
+      p_ = p;
+      return {from, static_cast<size_t>(p - from)};
     }
-  }
+    bool is_done() const { return p_ == nullptr; }
+
+   private:
+    const Blanks& blanks_;
+    const char *const text_, *p_, *const end_;
+  };
 
   // The first byte from p on that may be a blank; `end` if there is none.
   static const char* low_byte(const char* p, const char* end) {
     constexpr uint64_t each = 0x0101010101010101u;
-    for (uint64_t bytes; end - p >= 8; p += 8) {
-      std::memcpy(&bytes, p, 8);
+    const auto low = [](uint64_t bytes) {
       // Where a byte below 0x21 is subtracted from, its highest bit becomes 1; those of lower bytes do not depend on
       // it.
-      if (std::endian::native != std::endian::little) break;
-      if (const uint64_t low = (bytes - each * 0x21) & ~bytes & each << 7) return p + std::countr_zero(low) / 8;
+      return (bytes - each * 0x21) & ~bytes & each << 7;
+    };
+    constexpr bool little = std::endian::native == std::endian::little;
+    for (uint64_t bytes; little && end - p >= 8; p += 8) {
+      std::memcpy(&bytes, p, 8);
+      if (const uint64_t found = low(bytes)) return p + std::countr_zero(found) / 8;
+    }
+    if (little && end - p >= 4) {
+      uint32_t bytes;
+      std::memcpy(&bytes, p, 4);
+      if (const uint32_t found = static_cast<uint32_t>(low(bytes))) return p + std::countr_zero(found) / 8;
+      p += 4;
     }
     while (p < end && static_cast<unsigned char>(*p) > ' ') ++p;
     return p;

@@ -10,7 +10,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -61,18 +60,19 @@ class TokenBytes {
     return out + b.size();
   }
 
-  // The text of the ids that are not skipped, where single bytes make characters; one U+FFFD for each byte that makes
-  // none. leading: taken from the beginning of the text.
+  // Appends the text of the ids that are not skipped, where single bytes make characters; one U+FFFD for each byte
+  // that makes none.
   template <class Ids, class Skip>
-  std::string text(const Ids& ids, Skip&& skip, std::optional<uint32_t> leading) const {
-    size_t room = 0;
+  void append(std::string& out, const Ids& ids, Skip&& skip) const {
+    size_t room = out.size();
     for (auto one : ids) {
       const uint32_t id = static_cast<uint32_t>(one);
       room += (*this)[id].size() + 2 * size_t{is_raw(id)};  // a single byte may become three
     }
-    std::string out(std::min(room, max_text), '\0');
-    char* to = out.data();
-    const char* const end = to + out.size();
+    const size_t before = out.size();
+    out.resize(std::max(before, std::min(room, max_text)));
+    char* to = out.data() + before;
+    const char* const end = out.data() + out.size();
     size_t run = 0;  // of single bytes before `to`
     auto flush = [&] {
       if (run && utf8_invalid_at({to - run, run}) != std::string_view::npos) {
@@ -94,9 +94,6 @@ class TokenBytes {
     }
     flush();
     out.resize(static_cast<size_t>(to - out.data()));
-    if (leading && !out.empty() && utf8_at(out.data()) == *leading)
-      out.erase(0, utf8_length(static_cast<unsigned char>(out[0])));
-    return out;
   }
 
   void tables(auto& io) { io(arena_, where_, raw_); }
