@@ -48,11 +48,9 @@ class HiddenRows:
         total, count = np.zeros(self.hidden_size, np.float64), len(tokens)
         first, last = int(tokens[0]) + self.first, int(tokens[-1]) + self.first
         at = first if self.tokens is None else int(self.tokens.searchsorted(first))
+        beside = self.hidden[at : at + count] if last - first == count - 1 else None
         for some in _runs(count):
-            if last - first == count - 1:
-                rows = self.decoder.final_norm(self.hidden[at : at + count][some])
-            else:
-                rows = self.vectors(tokens[some])
+            rows = self.vectors(tokens[some]) if beside is None else self.decoder.final_norm(beside[some])
             total += np.add.reduce(rows, axis=0, dtype=np.float64)
         return (total / count).astype(np.float32)
 

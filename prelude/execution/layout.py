@@ -90,11 +90,8 @@ class Forest:
 
     def pairs_of_whole_prompts(self, window: int | None) -> int:
         """The same for a token that sees its whole tree, of it the tokens at most ``window`` positions away."""
-        trees = self.starts if self.apart else self.trees().tolist()
-        lengths = [stop - start for start, stop in pairwise(trees)]
-        if window is None:
-            return sum([length * length for length in lengths])
-        reach = [min(length - 1, window) for length in lengths]
+        lengths = [stop - start for start, stop in pairwise(self.trees().tolist())]
+        reach = [n - 1 if window is None else min(n - 1, window) for n in lengths]
         return sum([n + 2 * far * n - far * (far + 1) for n, far in zip(lengths, reach)])
 
 
@@ -149,9 +146,6 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-_NONE: I64 = np.zeros(0, np.int64)
-
-
 @dataclass(frozen=True, slots=True)
 class StepTokens:
     """Holds all tokens of a batch in one row: prompt slices first, decode rows behind them."""
@@ -177,32 +171,17 @@ class StepTokens:
         decode: DecodeRows | None = None
         if not isinstance(batch, OneShotBatch):
             decode = batch.decode if isinstance(batch, MixedBatch) else batch.rows
-        forest = None if slices is None or not slices.num_segments else Forest.of(slices)
-        if slices is not None and slices.write_slots is None and decode is None:
-            return cls(
-                slices.token_ids.astype(np.int64), slices.positions.astype(np.int64), forest, None, _NONE, _NONE
-            )
-        ids: list[I32] = []
-        positions: list[I32] = []
-        slots: list[I32] = []
-        if slices is not None:
-            ids.append(slices.token_ids)
-            positions.append(slices.positions)
-            own = slices.write_slots
-            slots.append(np.full(slices.num_tokens, -1, np.int32) if own is None else own)
-        if decode is not None:
-            ids.append(decode.token_ids)
-            positions.append(decode.positions)
-            slots.append(decode.write_slots)
-        all_slots = np.concatenate(slots, dtype=np.int64)
-        written = (all_slots >= 0).nonzero()[0]
+        parts = [part for part in (slices, decode) if part is not None]
+        given = [(part.write_slots, len(part.token_ids)) for part in parts]
+        slots = np.concatenate([np.full(n, -1) if own is None else own for own, n in given], dtype=np.int64)
+        written = (slots >= 0).nonzero()[0]
         return cls(
-            np.concatenate(ids, dtype=np.int64),
-            np.concatenate(positions, dtype=np.int64),
-            forest,
+            np.concatenate([part.token_ids for part in parts], dtype=np.int64),
+            np.concatenate([part.positions for part in parts], dtype=np.int64),
+            None if slices is None or not slices.num_segments else Forest.of(slices),
             None if decode is None or not decode.num_rows else decode,
-            None if len(written) == len(all_slots) else written,
-            all_slots[written],
+            None if len(written) == len(slots) else written,
+            slots[written],
         )
 
     def attended(self, window: int | None, causal: bool) -> int:

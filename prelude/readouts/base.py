@@ -198,14 +198,10 @@ def means(rows: Rows, tokens: I32, indptr: I32) -> F32:
     return found
 
 
-_NO_ROWS: I32 = np.zeros(0, np.int32)
-_NO_ROWS.setflags(write=False)
-
-
 def bad_rows(finite: Any) -> I32:
     """``finite``: a flag a row (item), or flags of its values."""
     if finite.all():
-        return _NO_ROWS
+        return np.zeros(0, np.int32)
     bad = ~finite if finite.ndim == 1 else ~finite.all(axis=1)
     return np.asarray(bad.nonzero()[0], np.int32)
 

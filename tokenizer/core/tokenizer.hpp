@@ -250,11 +250,11 @@ class Tokenizer {
       const auto skip = [&](uint32_t i) { return skip_special && is_special(i); };
       std::span<const uint32_t> rest(ids);
       std::string all;
-      for (bool first = first_apart_; first && !rest.empty(); rest = rest.subspan(1)) {
-        const uint32_t id = rest[0];
-        if (bytes(id).empty() || skip(id)) continue;
-        all = decoder_.first(token(id));
-        first = false;
+      if (first_apart_) {
+        const auto first = std::ranges::find_if(rest, [&](uint32_t i) { return !bytes(i).empty() && !skip(i); });
+        if (first == rest.end()) return all;
+        all = decoder_.first(token(*first), s.regex());
+        rest = {first + 1, rest.end()};
       }
       token_bytes_.append(all, rest, skip);
       if (leading_ && !all.empty() && utf8_at(all.data()) == *leading_)

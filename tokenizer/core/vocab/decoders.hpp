@@ -72,20 +72,11 @@ class Decoder {
   }
 
   // Of one that is apart(), where the first token has a text of its own: that text.
-  std::string first(std::string_view token) const {
-    const Step& step = steps_[0];
-    std::string text;
-    if (step.kind == Kind::word_piece) {
-      text = token;
-      if (step.cleanup) clean(text);
-      return text;
-    }
-    for (size_t found; (found = token.find(step.content)) != std::string_view::npos;) {
-      text.append(token.data(), found);
-      if (step.keep_first) text += ' ';
-      token.remove_prefix(found + step.content.size());
-    }
-    return text.append(token);
+  std::string first(std::string_view token, RegexScratch& scratch) const {
+    Tokens one{std::string(token)};
+    Growth none(0);
+    apply(steps_[0], one, scratch, none);
+    return std::move(one[0]);
   }
 
   // The text of a token in the middle of a text, in bytes. raw: whether that is one byte of a character.
