@@ -250,10 +250,9 @@ class AsyncEngine(AsyncVerbs):
         core, preparer = engine._core, engine._preparer
         completions, turn = self._ways(loop, engine)
         calls = make_calls(len(tasks), options, keywords)
-        timed = [call for call in calls if call.timeline is not None]
-        mark_all(timed, "prompt")
+        mark_all(calls, "prompt")
         with core.reserve(len(tasks)) as places:
-            mark_all(timed, "accept")
+            mark_all(calls, "accept")
             room = places.left
             given = tasks if room == len(tasks) else tasks[:room]
             if sum(map(text_size, given)) > INLINE_CHARS:
@@ -261,7 +260,7 @@ class AsyncEngine(AsyncVerbs):
             else:
                 admitted = preparer.prepare_all(given)
             admitted += [core.inbox.full() for _ in tasks[room:]]
-            mark_all(timed, "tokenise")
+            mark_all(calls, "tokenise")
             sink = LoopSink(completions, len(tasks), progress)
             requests = core.requests(admitted, calls, sink, completions)
             live = [one for one in requests if isinstance(one, Request)]

@@ -172,16 +172,15 @@ class Engine(Verbs, EngineBase):
         """``run_many`` with errors as results."""
         core, count = self._core, len(tasks)
         calls = make_calls(count, options, keywords)
-        timed = [call for call in calls if call.timeline is not None]
-        mark_all(timed, "prompt")
+        mark_all(calls, "prompt")
         sink = BlockingSink(progress)
         with core.reserve(count) as places:
             room = places.left
-            mark_all(timed, "accept")
+            mark_all(calls, "accept")
             admitted = self._preparer.prepare_all(tasks if room == count else tasks[:room])
             if room < count:
                 admitted.extend([core.inbox.full() for _ in calls[room:]])
-            mark_all(timed, "tokenise")
+            mark_all(calls, "tokenise")
             requests = core.requests(admitted, calls, sink)
             live = [one for one in requests if isinstance(one, Request)]
             sink.expected = len(live)

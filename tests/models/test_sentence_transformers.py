@@ -128,6 +128,24 @@ def test_malformed_settings(name: str, content: dict[str, Any], match: str, tmp_
         read_embedding(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("modules", "said"), [(True, "['config_args', 'other'] not followed"), (False, "is not followed")]
+)
+def test_settings_that_are_not_followed_are_named(
+    modules: bool, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And neither those that are, nor those that say nothing."""
+    directory(tmp_path, {"pooling_mode": "cls"}, listing("Transformer", "Pooling") if modules else None)
+    settings = {"max_seq_length": 5, "do_lower_case": True, "none": None, "no": False, "empty": {}}
+    path = tmp_path / "sentence_bert_config.json"
+    for content, expected in ((settings, not modules), ({**settings, "other": 1, "config_args": {"a": 1}}, True)):
+        path.write_text(json.dumps(content), encoding="utf-8")
+        caplog.clear()
+        read_embedding(tmp_path)
+        found = [said in one.getMessage() and str(path) in one.getMessage() for one in caplog.records]
+        assert found == [True] * expected
+
+
 @pytest.mark.fault(46)
 def test_a_path_may_not_lead_out_of_the_directory(tmp_path: Path) -> None:
     directory(tmp_path / "outside", {"pooling_mode": "cls"})
