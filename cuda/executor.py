@@ -163,13 +163,12 @@ class CudaExecutor:
     # ------------------------------------------------------------------ the two calls of a step
 
     def submit(self, batch: ForwardBatch) -> SubmittedStep | Failed:
-        began = time.perf_counter()
         if self._closed:
             raise EngineClosed("the executor is closed")
         if self.lost is not None:
             return Failed(DeviceLost(str(self.lost)))
         try:
-            return self._lane.submit(batch, began)
+            return self._lane.submit(batch)
         except TypeError:
             raise
         except Exception as error:  # a failure of the step is raised in ``wait``
@@ -217,7 +216,7 @@ class CudaExecutor:
 
     # ------------------------------------------------------------------ submitting
 
-    def run(self, step: MeasuredStep, program: Program | None, asked: Asked | None, began: float) -> SubmittedStep:
+    def run(self, step: MeasuredStep, program: Program | None, asked: Asked | None) -> SubmittedStep:
         """Submits a step whose readouts no graph holds, or one that no graph serves. Readouts of a replayed body are
         enqueued behind it; their arrays follow the arrays of the body in the same copy."""
         readouts = StepReadouts.of(step.readouts, self._context, None, self.step_rows)
@@ -232,9 +231,9 @@ class CudaExecutor:
         program = Program(
             program.shape, inputs, readouts.output_fields(), program.attention, None if reason else program.graph
         )
-        return self._submit(step, program, readouts, began)
+        return self._submit(step, program, readouts)
 
-    def _submit(self, step: MeasuredStep, program: Program, readouts: StepReadouts, began: float) -> SubmittedStep:
+    def _submit(self, step: MeasuredStep, program: Program, readouts: StepReadouts) -> SubmittedStep:
         nbytes = program.inputs.nbytes
         area, device_area = self._input_area(nbytes)
         area.busy = None
@@ -268,7 +267,7 @@ class CudaExecutor:
 
         attended = self.attended(step.packer, program.shape)
         step.packer.forget()
-        return self.enter(read, readouts.lm_head_rows, attended, area, ended, program.graph is not None, began)
+        return self.enter(read, readouts.lm_head_rows, attended, area, ended, program.graph is not None)
 
     def attended(self, packer: StepPacker, shape: Shape) -> int:
         """(query, key) pairs of one head, as an average over the layers. No window cuts a step without lists."""
@@ -278,14 +277,14 @@ class CudaExecutor:
         return round(sum(packer.attended_within(span) for span in spans) / len(spans))
 
     def enter(
-        self, read: Read, lm_head_rows: int, attended: int, area: Area, ended: Ticket, replayed: bool, began: float
+        self, read: Read, lm_head_rows: int, attended: int, area: Area, ended: Ticket, replayed: bool
     ) -> SubmittedStep:
         """Notes a step that was launched."""
         area.busy = ended
         now = time.perf_counter()
         with self._lock:
             follows = bool(self._in_flight) and not self._in_flight[-1].ended.done()
-            step = SubmittedStep(read, lm_head_rows, attended, area, ended, replayed, follows, now, now - began)
+            step = SubmittedStep(read, lm_head_rows, attended, area, ended, replayed, follows, now)
             self._in_flight.append(step)
         return step
 
@@ -395,7 +394,6 @@ class CudaExecutor:
                     step.attended,
                     self._work_bytes,
                     not step.replayed,
-                    {"host_seconds": step.host_seconds},
                 )
                 with self._lock:
                     self._in_flight.remove(step)

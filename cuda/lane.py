@@ -220,7 +220,7 @@ class Lane:
         )
         self._known: dict[tuple[StepSizes, Asked], KnownStep] = {}
 
-    def submit(self, batch: ForwardBatch, began: float) -> SubmittedStep:
+    def submit(self, batch: ForwardBatch) -> SubmittedStep:
         executor, packer = self.executor, self.packer
         slices, decode, readouts = parts(batch)
         order: tuple[int, ...] = (0,)
@@ -241,12 +241,12 @@ class Lane:
                 if program is not None:
                     known = self._keep(sizes, asked, program)
             if known is not None:
-                return self._launch(known, groups, order, began)
+                return self._launch(known, groups, order)
         else:
             program = executor.recorder.find(Shape.of(sizes))
         step = MeasuredStep(packer, sizes, [readout for readout, _ in readouts], order)
         with executor.device.scope():
-            return executor.run(step, program, asked, began)
+            return executor.run(step, program, asked)
 
     def _keep(self, sizes: StepSizes, asked: Asked, program: Program) -> KnownStep:
         if len(self._known) >= _MOST_KNOWN:
@@ -255,7 +255,7 @@ class Lane:
         self._known[sizes, asked] = known
         return known
 
-    def _launch(self, known: KnownStep, groups: Groups, order: tuple[int, ...], began: float) -> SubmittedStep:
+    def _launch(self, known: KnownStep, groups: Groups, order: tuple[int, ...]) -> SubmittedStep:
         executor, packer, program = self.executor, self.packer, known.program
         graph, attention = program.graph, program.attention
         if graph is None or attention is None:
@@ -282,7 +282,7 @@ class Lane:
         attended = executor.attended(packer, program.shape)
         packer.forget()
         read = partial(self._read, known, groups, order)
-        return executor.enter(read, vocab_rows, attended, area, ended, True, began)
+        return executor.enter(read, vocab_rows, attended, area, ended, True)
 
     def _read(self, known: KnownStep, groups: Groups, order: tuple[int, ...], area: Area) -> Results:
         found = known.read(groups, order, area)

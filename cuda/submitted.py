@@ -29,7 +29,6 @@ class SubmittedStep:
     replayed: bool
     follows: bool  # it was submitted while the step before was under way
     launched: float
-    host_seconds: float
     result: StepResult | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -88,6 +88,7 @@ _FLATTENED = ("normalizers", "pretokenizers", "processors")
 _ONE_CHARACTER = ("replacement", "delimiter")
 _BEHAVIORS = ("removed", "isolated", "merged_with_previous", "merged_with_next", "contiguous")
 _SCHEMES = ("always", "never", "first")
+_TYPES = {"precompiled_charsmap": bytes, **dict.fromkeys(_LISTS, list)}
 
 
 _ATTRIBUTES = ("normalizer", "Strip")  # the class whose attributes are named as its arguments
@@ -105,7 +106,7 @@ def canonical(kind: str, member: Any) -> Any:
         for name, default in fields:
             if name in member or default is not REQUIRED:
                 known[name] = member.get(name, default)
-        if member.get("add_prefix_space") is False and "prepend_scheme" in known and "prepend_scheme" not in member:
+        if member.get("add_prefix_space") is False and "prepend_scheme" in known:
             known["prepend_scheme"] = "never"  # as files of before prepend_scheme said it
     for name in _LISTS:
         if isinstance(known.get(name), list):
@@ -152,17 +153,15 @@ def file_value(field: str, value: Any, default: Any) -> Any:
         return _pattern(value)
     if field in ("sep", "cls"):
         return _token_and_id(field, value)
-    if field == "precompiled_charsmap" and isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, (list, tuple)):
+    if field in _LISTS and isinstance(value, (list, tuple)):
         return _parts(field, value)
-    expected = bool if default is None else str if default is REQUIRED else type(default)
+    expected = _TYPES.get(field) or (bool if default is None else str if default is REQUIRED else type(default))
     if type(value) is not expected:
         raise TypeError(f"argument '{field}': expected {expected.__name__}, got {type(value).__name__}")
-    return _checked_text(field, value) if isinstance(value, str) else value
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else _checked(field, value)
 
 
-def _checked_text(field: str, value: str) -> str:
+def _checked(field: str, value: Any) -> Any:
     if field in _ONE_CHARACTER and len(value) != 1:
         raise TokenizerError(f"argument '{field}': expected a string of length 1")
     known = {"prepend_scheme": _SCHEMES, "behavior": _BEHAVIORS}.get(field, (value,))

@@ -115,8 +115,7 @@ class CpuExecutor:
         kinds = {linear.packing for linear in self.weights.linears()}.intersection(OF_BLOCKS.values())
         self.quantization = " and ".join(sorted(kinds)) or quantization  # asked for, or the file's own
         self.decoder = Transformer(config.spec, self.weights, TOKEN_CHUNK)
-        self._query_run = query_run(config.spec)
-        self.decoder.run_chunks = self._query_run // TOKEN_CHUNK
+        self.decoder.run_chunks = query_run(config.spec) // TOKEN_CHUNK
         self.pool = KvTensors.empty(config.spec, num_blocks * block_size, self.dtype)
         self._states = StatePool(config.spec, running_states, prefix_states) if config.spec.recurrent else None
         self._windows = Counter(heads.window for heads in config.spec.attentions)
@@ -203,15 +202,13 @@ class CpuExecutor:
             outputs.append(output)
             bad_rows.append(bad)
         self._pending.keep(tuple(outputs))
-        peak = self._peak_bytes(step, hidden.shape[0], hidden_rows.lm_head_rows)
         return StepResult(
             tuple(outputs),
             tuple(bad_rows),
             seconds=time.perf_counter() - began,
             lm_head_rows=hidden_rows.lm_head_rows,
             attended_tokens=self._attended(step),
-            peak_bytes=sum(peak.values()),
-            extra={name: float(value) for name, value in peak.items()},
+            peak_bytes=self._peak_bytes(hidden, hidden_rows.lm_head_rows),
         )
 
     def _forward(self, step: StepTokens, rows: I64 | None, states: StepStates | None) -> F32:
@@ -260,21 +257,10 @@ class CpuExecutor:
         pairs = sum(step.attended(window, self._heads.causal) * layers for window, layers in self._windows.items())
         return round(pairs / len(self.config.spec.layers))
 
-    def _peak_bytes(self, step: StepTokens, read: int, lm_head_rows: int) -> dict[str, int]:
-        """Return bytes that lived at once, from the shapes."""
-        spec, size, tokens = self.config.spec, self.dtype.itemsize, step.num_tokens
-        chunk, run = min(tokens, TOKEN_CHUNK), min(tokens, self._query_run)
-        cut = tokens > run
-        sizes = self.decoder.sizes
-        per_token = (spec.hidden + sizes.room) * 4 + (sizes.kept_cut if cut else sizes.kept) * size
-        result = self._heads.query_width  # of attention
-        queries = (run * (sizes.queries + result) if cut else tokens * result) * size
-        wide = (sizes.up + spec.hidden) * size + (spec.hidden * 4 if sizes.sums else 0)
-        return {
-            "activation_bytes": tokens * per_token + queries + chunk * wide,
-            "hidden_bytes": read * spec.hidden * 4,
-            "logits_bytes": min(lm_head_rows, self._chunk_rows) * spec.embeddings.vocab * 8,
-        }
+    def _peak_bytes(self, hidden: F32, lm_head_rows: int) -> int:
+        """Return bytes of the forward pass, of the rows that are read, and of one chunk of their logits."""
+        logits = min(lm_head_rows, self._chunk_rows) * self.config.vocab_size * 8
+        return self.decoder.forward_bytes + hidden.nbytes + logits
 
 
 def _readouts(batch: ForwardBatch) -> list[tuple[Readout, int]]:

@@ -69,6 +69,7 @@ class Transformer:
         self.weights = weights
         self.token_chunk = token_chunk
         self.run_chunks = 1  # of a run, at least
+        self.forward_bytes = 0  # of the last forward pass: its stream and its workspace
         self.dtype = weights.dtype
         self._attentions = spec.attentions
         pairs = spec.attention.head_dim // 2  # of all layers that rotate
@@ -117,6 +118,7 @@ class Transformer:
         tokens, longest = len(x), min(len(x), self.token_chunk)
         most = tokens if len(runs) == 1 else longest * self.run_chunks
         workspace = _Workspace(self.sizes, tokens, longest, most, self.dtype)
+        self.forward_bytes = x.nbytes + workspace.nbytes
         chunk, last, place = self._chunk(tokens), len(layers) - 1, 0
         for index, layer in enumerate(layers):
             _enter(layer, x, types)
@@ -302,7 +304,7 @@ class _Workspace:
     values; behind queries if there is one run. ``apart``: queries of one run if there are several. ``sums``: of
     products that are normed before they are added."""
 
-    __slots__ = ("_heads", "_up", "apart", "kept", "normed", "room", "sums", "up")
+    __slots__ = ("_heads", "_up", "apart", "kept", "nbytes", "normed", "room", "sums", "up")
 
     def __init__(self, sizes: Sizes, tokens: int, longest: int, run: int, dtype: np.dtype[Any]) -> None:
         """``longest``: tokens of the longest chunk; ``run``: of the longest run, which are all if there is one."""
@@ -314,6 +316,8 @@ class _Workspace:
         self.sums = aligned((longest, sizes.hidden)) if sizes.sums else None
         self._heads: dict[tuple[int, int, int, bool], _Heads] = {}
         self._up = {sizes.up: self.up}
+        arrays = self.kept, self.apart, self.normed, self.up, self.room, self.sums
+        self.nbytes = sum(one.nbytes for one in arrays if one is not None)
 
     def heads(self, mixer: Attention) -> _Heads:
         """Rows of all tokens; the same memory for all layers, and the same views for those with the same heads."""

@@ -50,7 +50,7 @@ from prelude.readouts.pooled import PooledOutput as PooledOutput
 from prelude.readouts.pooled import PooledRows as PooledRows
 from prelude.readouts.sample import SampleOutput as SampleOutput
 from prelude.readouts.sample import SampleRows as SampleRows
-from prelude.records import dataclass, field
+from prelude.records import dataclass
 from prelude.values.arrays import F32 as F32
 from prelude.values.arrays import F64 as F64
 from prelude.values.arrays import I32 as I32
@@ -189,4 +189,3 @@ class StepResult:
     attended_tokens: int = 0  # key positions read, for the cost model
     peak_bytes: int = 0  # activation bytes of this step, an estimate on devices that do not count
     eager: bool = True
-    extra: dict[str, float] = field(default_factory=dict)

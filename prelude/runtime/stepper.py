@@ -255,7 +255,7 @@ class Stepper:
             self.began = time.monotonic() if steps else 0.0
             for request in step.requests:
                 if request.timeline is not None:
-                    request.timeline.mark_run(step.began, result.extra.get("sample_seconds", 0.0))
+                    request.timeline.mark_run(step.began)
             self._postprocess(step, result, bad_rows)
             if self.failures.limit is not None:
                 self.failures.step_succeeded()

@@ -7,7 +7,7 @@
 ``accept``      a place in the queue is taken
 ``tokenise``    text to ids, readout, budget
 ``schedule``    in the inbox and the queue, until the first step that has it
-``run``         a forward of a step that has it (its last part, if the executor says so, is ``sample``);
+``run``         a forward of a step that has it (``sample``, its end, takes no time);
                 of one that was submitted behind another, from when that was postprocessed
 ``append``      the step's numbers are postprocessed, the token joins its sequence
 ``detokenise``  ids to text, numbers to the caller's result; the time between it and the last ``append`` is the
@@ -62,14 +62,10 @@ class Timeline:
             self._last_append = end
         self.add(name, start, end)
 
-    def mark_run(self, began: float, sample_seconds: float) -> None:
-        """A forward that began at ``began`` and ends now, and its last ``sample_seconds``, which sampled the token: 0
-        if the executor does not measure them."""
-        now = time.perf_counter()
-        began = max(began, self._last)
-        sampled = now - min(sample_seconds, now - began)
-        self.mark("run", began, sampled)
-        self.mark("sample", sampled, now)
+    def mark_run(self, began: float) -> None:
+        """A forward that began at ``began`` and ends now. It samples the token too, so ``sample`` takes no time."""
+        self.mark("run", max(began, self._last))
+        self.mark("sample", self._last, self._last)
 
     def add(self, name: str, start: float, end: float) -> None:
         """Add a span that the next one does not follow. From any thread."""

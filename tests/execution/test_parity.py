@@ -73,17 +73,20 @@ def test_one_lm_head_row_per_sequence(model: Model) -> None:
         assert np.abs(row - last_logprobs(model.executor(), prompts(x))).max() < 1e-5
 
 
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return Model(save_model(tmp_path_factory.mktemp("long"), max_position_embeddings=4096, num_hidden_layers=2))
+
+
 @pytest.mark.feature("A18")
-def test_last_five_of_4096_positions(tmp_path_factory: pytest.TempPathFactory) -> None:
-    long = Model(save_model(tmp_path_factory.mktemp("long"), max_position_embeddings=4096, num_hidden_layers=2))
+def test_last_five_of_4096_positions(long: Model) -> None:
     ids = random_ids(1, 4096)
     executor = long.executor()
     few = run(executor, OneShotBatch(prompts(ids), all_logprobs(np.arange(4091, 4096))))
     many = run(executor, OneShotBatch(prompts(ids), all_logprobs(np.arange(4096 - 500, 4096))))
     assert few.lm_head_rows == 5 and many.lm_head_rows == 500
-    rows = ("hidden_bytes", "logits_bytes")
-    assert sum(few.extra[k] for k in rows) * 40 < sum(many.extra[k] for k in rows)
-    assert few.extra["activation_bytes"] == many.extra["activation_bytes"]
+    hidden, logits = long.config.hidden_size * 4, VOCAB * 8
+    assert many.peak_bytes - few.peak_bytes == 495 * hidden + (executor.limits().logits_chunk_rows - 5) * logits
     five = few.outputs[0].logprobs.reshape(5, -1)
     assert np.abs(five - long.logprobs(ids)[-5:]).max() < 1e-4
 
@@ -126,6 +129,19 @@ def test_no_array_of_a_step_outlives_it(model: Model) -> None:
         for rows in (ends(s), np.arange(20, 120), np.arange(120)):
             last_logprobs(executor, s, rows)
         assert live_array_bytes() < before + 4096, "beside the answers of the last step"
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("tokens", [100, 1024, 1025, 4096])
+def test_the_peak_of_a_step_is_that_of_its_arrays(long: Model, tokens: int) -> None:
+    """In one run and in several, whose queries exist for one at a time."""
+    s, executor = prompts(random_ids(1, tokens)), long.executor()
+    last_logprobs(executor, prompts(random_ids(1, 16)))  # makes the arrays that are made once
+    tracemalloc.start()
+    try:
+        result = run(executor, OneShotBatch(s, all_logprobs(ends(s))))
+        assert 0.8 < result.peak_bytes / tracemalloc.get_traced_memory()[1] <= 1
     finally:
         tracemalloc.stop()
 

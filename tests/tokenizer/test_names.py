@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import prelude.tokenizer as ours
 import pytest
 import tokenizers as theirs
-from prelude.tokenizer import DecodeStream, Tokenizer, TokenizerError, TokenizersMutationError
+from prelude.tokenizer import DecodeStream, Tokenizer, TokenizerError, TokenizerFileError, TokenizersMutationError
+
+from tests.tokenizer.small_files import file
 
 Pair = Callable[[str], tuple[Tokenizer, Any]]
 TEXTS = ["Hello, there  you", " Ünïcödé 123 é", "a-b▁c\tD\n", ""]
@@ -109,6 +112,8 @@ def test_parts_of_a_sequence() -> None:
         (lambda m: m.normalizers.Sequence([5]), TypeError, "expected components"),
         (lambda m: m.normalizers.Replace(content="a"), TypeError, "Replace needs pattern"),
         (lambda m: m.normalizers.NFC(5), TypeError, "takes no arguments"),
+        (lambda m: m.normalizers.Strip(middle=True), TypeError, "takes left, right, not"),
+        (lambda m: m.normalizers.Normalizer(), Exception, "build it with `tokenizers`"),
         (lambda m: m.normalizers.NFC().pattern, AttributeError, "pattern"),
         (lambda m: m.normalizers.unicode_normalizer_from_str("nf"), ValueError, "not a known unicode normalizer"),
     ],
@@ -118,6 +123,53 @@ def test_arguments_that_are_refused(make: Callable[[Any], Any], error: type[Exce
         make(theirs)
     with pytest.raises(error, match=says):
         make(ours)
+
+
+AROUND: list[Any] = [
+    *(("a", id) for id in (1, -1, 1 << 32, (1 << 32) - 1, 1.0, "b", None)), ("a",), ("a", 1, 2), (1, "a"), ["a", 1],
+    "ab", None,
+]  # fmt: skip
+SPECIAL: list[Any] = [
+    *AROUND, (1, 2), (True, None), {"id": "a", "ids": [1]}, {"id": "a", "tokens": []}, {"ids": [], "tokens": []},
+    *({"id": "a", "ids": ids, "tokens": ["b"]} for ids in ([1], [], [1, 2])),
+]  # fmt: skip
+TEMPLATES: list[Any] = [
+    *(f"{name}{id}" for name in ("$", "$A:", "$1:") for id in ("4294967295", "4294967296", "٣", "²", "", "-1")),
+    "$a", "$b:3 $B", "$C", "$$A", "", "$A:1:2", ["$A", 5], ("$A", "$b"), ["$A $B"], {"$A"}, 5, None,
+]  # fmt: skip
+ARGUMENTS: list[tuple[str, tuple[Any, ...]]] = [
+    *(("processors.BertProcessing", (one, ("b", 2))) for one in AROUND),
+    *(("processors.TemplateProcessing", ("$A a", None, [one])) for one in SPECIAL),
+    *(("processors.TemplateProcessing", (one,)) for one in TEMPLATES),
+    *(("pre_tokenizers.Split", (one, "isolated")) for one in (5, b"a", "a")), ("normalizers.Replace", (5, "a")),
+    *(("normalizers.Precompiled", (one,)) for one in ("AAAA", 5, struct.pack("<I", 1024) + bytes(1024))),
+    ("normalizers.Replace", ("a", [])), ("decoders.Strip", ("a", 1, 2, 3)),
+]  # fmt: skip
+
+
+def of_arguments(module: Any, name: str, args: tuple[Any, ...]) -> Any:
+    """The member of a component of these arguments; None if they are refused."""
+    kind, _, own = name.partition(".")
+    try:
+        return json.loads(getattr(getattr(module, kind), own)(*args).__getstate__())
+    except (TypeError, ValueError, OverflowError):
+        return None
+    except Exception as error:
+        assert type(error) is Exception, "HF's own"
+
+
+def test_arguments_make_the_members_of_hf() -> None:
+    every = [
+        (f"{kind}.{name}", args)
+        for kind in ("normalizers", "pre_tokenizers", "decoders", "processors")
+        for name, one in vars(getattr(theirs, kind)).items()
+        if isinstance(one, type)
+        for args in ((), ("a",), (1,) * 3, ([],), ([[]],))
+    ]
+    for name, args in every + ARGUMENTS:
+        assert of_arguments(ours, name, args) == of_arguments(theirs, name, args), (name, args)
+    within = (m.decoders.Sequence([m.decoders.Sequence([m.decoders.Fuse()] * 2)]) for m in (ours, theirs))
+    assert len({str(json.loads(one.__getstate__())) for one in within}) == 1
 
 
 CHANGED: list[tuple[Callable[[Any], Any], dict[str, Any]]] = [
@@ -313,6 +365,7 @@ def test_a_stream_goes_on_with_a_copy_of_its_tokenizer_and_with_the_file_loaded_
         ("pre_tokenizer", {"type": "Punctuation"}),
         ("pre_tokenizer", {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}),
         ("pre_tokenizer", {"type": "Metaspace", "replacement": "▁", "add_prefix_space": True}),
+        ("decoder", {"type": "Metaspace", "replacement": "▁", "add_prefix_space": False, "prepend_scheme": "never"}),
         ("pre_tokenizer", {"type": "Sequence", "pretokenizers": [{"type": "FixedLength"}, {"type": "Punctuation"}]}),
         ("decoder", {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}),
         ("post_processor", {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False}),
@@ -323,3 +376,17 @@ def test_members_that_a_file_leaves_out_are_written(name: str, member: dict[str,
     model = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
     text = json.dumps({"version": "1.0", "added_tokens": [], "model": model, name: member})
     assert Tokenizer.from_str(text).to_str() == theirs.Tokenizer.from_str(text).to_str()
+
+
+@pytest.mark.parametrize("scheme", ["always", "first", None])
+def test_a_space_is_not_both_left_out_and_prepended(scheme: str | None) -> None:
+    """Where the file does not say, as files of before prepend_scheme, it is left out; HF refuses those as well."""
+    said = {} if scheme is None else {"prepend_scheme": scheme}
+    text = file(pre_tokenizer={"type": "Metaspace", "replacement": "b", "add_prefix_space": False, **said})
+    with pytest.raises(Exception, match="add_prefix_space does not match"):
+        theirs.Tokenizer.from_str(text)
+    if scheme is None:
+        assert Tokenizer.from_str(text).encode("a").ids == [0]
+        return
+    with pytest.raises(TokenizerFileError, match="add_prefix_space does not match"):
+        Tokenizer.from_str(text)

@@ -19,13 +19,14 @@ std::string content_of(const Json& json) {
 // Of Metaspace: "always", "first" or "never".
 std::string_view prepend_scheme(const Json& json) {
   std::string_view scheme = "always";
-  if (auto said = json.get("prepend_scheme")) {
+  const auto said = json.get("prepend_scheme");
+  if (said) {
     scheme = said->string();
     if (scheme != "always" && scheme != "first" && scheme != "never") said->fail("not a scheme of Metaspace");
   }
   if (json.flag("add_prefix_space", true)) return scheme;
-  if (scheme != "always") json.fail("add_prefix_space does not match prepend_scheme");
-  return "never";
+  if (said && scheme != "never") json.fail("add_prefix_space does not match prepend_scheme");
+  return "never";  // as files of before prepend_scheme said it
 }
 
 // Called before a step is added to so many.
