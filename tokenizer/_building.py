@@ -122,7 +122,9 @@ def argument_names(kind: str, name: str) -> dict[str, str]:
 
 def attribute_names(kind: str, name: str) -> dict[str, str]:
     """Attribute -> name in files."""
-    names = argument_names(kind, name) if (kind, name) == _ATTRIBUTES else {f: f for f, _ in FIELDS[kind][name]}
+    names = (
+        argument_names(kind, name) if (kind, name) == _ATTRIBUTES else {f: f for f, _ in FIELDS[kind].get(name, ())}
+    )
     return {attribute: field for attribute, field in names.items() if field != "pattern"}
 
 

@@ -71,7 +71,7 @@ _TYPED = (*_WITH_TYPES, "Deberta", "DebertaV2")
 _NO_CLASS = ("modernbert", "phi3", "mistral")
 """Model types whose tokenizers follow tokenizer.json, whatever class the file names."""
 _FRAMED = ("Bert", "DistilBert", "Electra", "MPNet", "Roberta", "DebertaV2")
-_FRAMES = {**dict.fromkeys(_FRAMED, ("cls_token", "sep_token"))}
+_FRAMES = dict.fromkeys(_FRAMED, ("cls_token", "sep_token"))
 _FRAMES["XLMRoberta"] = ("bos_token", "eos_token")
 _MADE = {"DebertaV2": {"Lowercase": "do_lower_case", "Precompiled": "", "Punctuation": "split_by_punct"}}
 """Components that a class makes if an entry is true, or never, whatever tokenizer.json has."""
@@ -104,9 +104,8 @@ def changes(
         found.said.append("split_special_tokens is true, and special tokens in a text are found")
     if model is not None and model.lower:
         normalizer = found.sections.get("normalizer", section("normalizer"))
-        parts = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
-        if not any(part and part["type"] == "Lowercase" for part in parts):
-            parts = [{"type": "Lowercase"}, *filter(None, parts)]
+        if _component(normalizer, "Lowercase") is None:
+            parts = [{"type": "Lowercase"}, *_parts(normalizer)]
             found.sections["normalizer"] = {"type": "Sequence", "normalizers": parts}
     return found
 

@@ -84,11 +84,10 @@ class Component:
 
     def _field(self, name: str) -> str | None:
         """Return the member's name for an attribute of HF's."""
-        known = type(self).__name__ in FIELDS[self._kind]
-        return attribute_names(self._kind, type(self).__name__).get(name) if known else None
+        return attribute_names(self._kind, type(self).__name__).get(name)
 
     def __getattr__(self, name: str) -> Any:
-        field = None if name.startswith("_") else self._field(name)
+        field = self._field(name)
         if field is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return python_value(field, self._member[field])
@@ -312,7 +311,7 @@ class ComponentMethods:
 
     def add_special_tokens(self, tokens: list[Any]) -> int:
         """0, where all tokens are added tokens already; more than that is left out on purpose."""
-        wanted = [AddedToken(t, special=True) if isinstance(t, str) else t for t in tokens]
+        wanted = [AddedToken(t) if isinstance(t, str) else t for t in tokens]
         for token in wanted:
             token.special = True  # as in HF, on the caller's object
         return self._added("add_special_tokens", wanted)

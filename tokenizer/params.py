@@ -28,9 +28,9 @@ _STRATEGY_NAME = {value: key for key, value in _STRATEGY_JSON.items()}
 @dataclass(frozen=True, slots=True)
 class Truncation:
     max_length: int
-    stride: int = 0
-    strategy: Strategy = "longest_first"
-    direction: Direction = "right"
+    stride: int
+    strategy: Strategy
+    direction: Direction
 
     @staticmethod
     def checked(max_length: int, stride: int, strategy: str, direction: str) -> Truncation:
@@ -73,12 +73,12 @@ class Truncation:
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    length: int | None = None
-    pad_to_multiple_of: int | None = None
-    pad_id: int = 0
-    pad_token: str = "[PAD]"
-    pad_type_id: int = 0
-    direction: Direction = "right"
+    length: int | None
+    pad_to_multiple_of: int | None
+    pad_id: int
+    pad_token: str
+    pad_type_id: int
+    direction: Direction
 
     @staticmethod
     def checked(

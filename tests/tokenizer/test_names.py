@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import operator
 import pickle
 import struct
 from collections.abc import Callable
@@ -92,6 +93,9 @@ def test_parts_of_a_sequence() -> None:
         whole[2]
     with pytest.raises(TypeError, match="not a Sequence"):
         ours.normalizers.NFC()[0]
+    with pytest.raises(AttributeError, match=r"NFC\.x cannot be set"):
+        ours.normalizers.NFC().x = 1
+    assert whole and whole[0] and whole[0] == ours.normalizers.NFD() != whole[1] and whole[0] != 5
 
 
 @pytest.mark.parametrize(
@@ -115,6 +119,9 @@ def test_parts_of_a_sequence() -> None:
         (lambda m: m.normalizers.Strip(middle=True), TypeError, "takes left, right, not"),
         (lambda m: m.normalizers.Normalizer(), Exception, "build it with `tokenizers`"),
         (lambda m: m.normalizers.NFC().pattern, AttributeError, "pattern"),
+        (lambda m: setattr(m.normalizers.BertNormalizer(), "lowercase", None), TypeError, "expected bool, got None"),
+        (lambda m: operator.setitem(m.normalizers.Sequence([m.normalizers.NFC()]), 0, 5), TypeError, "got int"),
+        (lambda m: m.processors.TemplateProcessing()[0], TypeError, "not a Sequence"),
         (lambda m: m.normalizers.unicode_normalizer_from_str("nf"), ValueError, "not a known unicode normalizer"),
     ],
 )
@@ -174,6 +181,7 @@ def test_arguments_make_the_members_of_hf() -> None:
 
 CHANGED: list[tuple[Callable[[Any], Any], dict[str, Any]]] = [
     (lambda m: m.normalizers.BertNormalizer(), {"strip_accents": True, "lowercase": False}),
+    (lambda m: m.normalizers.BertNormalizer(strip_accents=True), {"strip_accents": None}),
     (lambda m: m.normalizers.Strip(), {"left": False}),
     (lambda m: m.pre_tokenizers.Split(m.Regex("l+"), "removed"), {"behavior": "isolated", "invert": True}),
     (lambda m: m.pre_tokenizers.Metaspace(), {"replacement": "_", "prepend_scheme": "never", "split": False}),
@@ -185,7 +193,7 @@ CHANGED: list[tuple[Callable[[Any], Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("make", "changes"), CHANGED)
 def test_components_made_by_themselves_can_be_changed(make: Callable[[Any], Any], changes: dict[str, Any]) -> None:
-    mine, other = make(ours), make(theirs)
+    mine, other = pickle.loads(pickle.dumps(make(ours))), make(theirs)
     for text in TEXTS:
         for one in (mine, other):
             for method in ("normalize_str", "pre_tokenize_str"):

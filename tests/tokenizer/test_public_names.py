@@ -163,7 +163,7 @@ def test_components_written_in_python() -> None:
         normalizer = module.normalizers.Normalizer.custom(Shout())
         splitter = module.pre_tokenizers.PreTokenizer.custom(Halves())
         decoder = module.decoders.Decoder.custom(Joined())
-        assert isinstance(normalizer, module.normalizers.Normalizer)
+        assert isinstance(normalizer, module.normalizers.Normalizer) and not hasattr(normalizer, "lowercase")
         assert isinstance(splitter, module.pre_tokenizers.PreTokenizer)
         assert normalizer.normalize_str("abc") == "ABC"
         assert splitter.pre_tokenize_str("abcdé") == [("abc", (0, 3)), ("dé", (3, 5))]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from prelude.tokenizer import Tokenizer
+from prelude.tokenizer import Tokenizer, TokenizerFileError
+
+from tests.tokenizer.small_files import file
 
 Pair = Callable[[str], tuple[Tokenizer, Any]]
 
@@ -106,6 +110,61 @@ def test_num_special_tokens_to_add(name: str, pair_of: Pair) -> None:
     ours, theirs = pair_of(name)
     for is_pair in (True, False):
         assert ours.num_special_tokens_to_add(is_pair) == theirs.num_special_tokens_to_add(is_pair)
+
+
+PROCESSORS: list[dict[str, Any]] = [
+    {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False}, {"type": "Sequence", "processors": []},
+    {"type": "BertProcessing", "sep": ["a", 0], "cls": ["b", 1]},
+    {"type": "RobertaProcessing", "sep": ["a", 0], "cls": ["b", 1], "trim_offsets": True, "add_prefix_space": False},
+    {
+        "type": "TemplateProcessing", "pair": [{"Sequence": {"id": id, "type_id": n}} for n, id in enumerate("AB")],
+        "single": [{"SpecialToken": {"id": "X", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "special_tokens": {"X": {"ids": [0, 1], "tokens": ["a", "b"]}},
+    },
+]  # fmt: skip
+AROUND = ("sep", "cls")
+
+
+def places(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    yield path, value
+    for key, inner in (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    ):
+        yield from places(inner, (*path, key))
+
+
+def fits(path: tuple[str | int, ...], old: Any, new: Any) -> bool:
+    """Whether a post-processor's member at ``path`` may be ``new``; ``...``: may be left out."""
+    within, key = path[-2:] if len(path) > 1 else ("processors", path[-1])
+    if isinstance(key, int) and new is ...:
+        return within not in AROUND
+    if isinstance(old, bool):
+        return isinstance(new, bool)
+    if isinstance(old, int):
+        return type(new) is int and 0 <= new < 1 << 31
+    if isinstance(old, str):
+        return isinstance(new, str) and key != "type"
+    if new == {} or new is ...:  # a token may be named that is not declared
+        return key == ("special_tokens" if new == {} else "X")
+    return new == [] and isinstance(old, list) and key not in AROUND
+
+
+def test_each_member_of_a_post_processor_has_its_type() -> None:
+    for at, old in places(PROCESSORS, ("processors",)):
+        for new in (..., None, 5, -1, True, 1.5, "B", [], {}, (1 << 31) - 1, 1 << 31):
+            whole = {"processors": copy.deepcopy(PROCESSORS)}
+            owner: Any = functools.reduce(lambda one, key: one[key], at[:-1], whole)
+            if new is ...:
+                del owner[at[-1]]
+            else:
+                owner[at[-1]] = new
+            text = file(post_processor={"type": "Sequence", **whole})
+            if fits(at, old, new):
+                Tokenizer.from_str(text)
+            else:
+                with pytest.raises(TokenizerFileError) as caught:
+                    Tokenizer.from_str(text)
+                assert caught.value.path.startswith("post_processor"), (at, new)
 
 
 @pytest.mark.parametrize("id", [0, (1 << 31) - 1, 1 << 31, (1 << 32) - 1])

@@ -114,6 +114,7 @@ def test_a_name_that_is_left_out_says_so(pair_of: Pair) -> None:
     ours, _ = pair_of("template")
     calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: ours.train(["a.txt"]), "train with `tokenizers`"),  # type: ignore[attr-defined]
+        (lambda: ours.train_from_iterator([]), "train with `tokenizers`"),  # type: ignore[attr-defined]
         (lambda: ours.train_from_iterator(["a"]), "train with `tokenizers`"),  # type: ignore[attr-defined]
         (lambda: ours.add_tokens(["x"]), "does not change"),  # type: ignore[attr-defined]
         (lambda: ours.add_special_tokens(["x"]), "does not change"),  # type: ignore[attr-defined]

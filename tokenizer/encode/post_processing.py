@@ -47,8 +47,8 @@ class Processor:
 
 @dataclass(frozen=True, slots=True)
 class ByteLevel(Processor):
-    add_prefix_space: bool = True
-    trim_offsets: bool = True
+    add_prefix_space: bool
+    trim_offsets: bool
 
     def process(self, encodings: list[Encoding], add_special_tokens: bool) -> list[Encoding]:
         for i, encoding in enumerate(encodings):
@@ -81,8 +81,8 @@ class BertProcessing(Processor):
 
 @dataclass(frozen=True, slots=True)
 class RobertaProcessing(BertProcessing):
-    trim_offsets: bool = True
-    add_prefix_space: bool = True
+    trim_offsets: bool
+    add_prefix_space: bool
 
     def added(self, is_pair: bool) -> int:
         return 4 if is_pair else 2

@@ -21,17 +21,18 @@ _MOST_PIECES = 64  # of a template, and processors of a Sequence; each copies th
 _MOST_SPECIAL = 1 << 10  # ids of one piece of a template
 
 
-def parse(member: Any, path: str = "post_processor") -> Processor | None:
+def parse(member: Any) -> Processor | None:
     """Return the processor that the file's ``post_processor`` describes."""
-    if member is None:
-        return None
+    return None if member is None else _processor(member, "post_processor")
+
+
+def _processor(member: Any, path: str) -> Processor:
     kind = _get(member, "type", path)
     if kind == "TemplateProcessing":
         return _template(member, path)
     if kind == "Sequence":
         items = _bounded(member, "processors", path)
-        parsed = (parse(item, f"{path}.processors[{i}]") for i, item in enumerate(items))
-        return Sequenced(tuple(p for p in parsed if p is not None))
+        return Sequenced(tuple(_processor(item, f"{path}.processors[{i}]") for i, item in enumerate(items)))
     if kind not in _PLAIN:
         raise TokenizerFileError(
             f"{path}.type", f"{kind!r} is not one of {', '.join(_PLAIN)}, TemplateProcessing, Sequence"
