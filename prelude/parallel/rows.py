@@ -62,7 +62,7 @@ class ShardLogits:
         self._rest: F64 | None = None
         greedy = logits.argmax(axis=1)
         largest = logits[np.arange(len(logits)), greedy]
-        every = np.stack([np.isfinite(logits).all(axis=1), largest, greedy + shard.first], axis=1, dtype=np.float64)
+        every = np.stack([np.isfinite(logits).all(axis=1), largest, greedy + shard.first], axis=1)
         found = ranks.gather(every)  # [ranks, n, 3]; an id is exact in float64
         self._finite: npt.NDArray[np.bool_] = np.all(found[:, :, 0] > 0, axis=0)
         owner = found[:, :, 1].argmax(axis=0)  # the first of equal ones, which has the smallest id
@@ -108,7 +108,7 @@ class ShardLogits:
         mine = np.full((rows, count, 2), -np.inf)
         mine[:, :have, 0], mine[:, :have, 1] = own_values, own_ids + self._first
         every = np.concatenate(list(self._ranks.gather(mine)), axis=1)  # [n, ranks * count, 2]
-        order = np.lexsort((every[:, :, 1], -every[:, :, 0]), axis=1)[:, :count]
+        order = np.lexsort((every[:, :, 1], -every[:, :, 0]))[:, :count]
         values, ids = (np.take_along_axis(every[:, :, part], order, 1) for part in (0, 1))
         relative: F64 = np.minimum(values - self._largest[:, None] - rest[:, None], 0.0)
         return ids.astype(np.int32), relative

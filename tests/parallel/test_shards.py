@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from prelude import ConfigError
+from prelude.cpu.hidden_rows import HiddenRows
 from prelude.execution.dump import decoded, encoded
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
-from prelude.parallel.shards import Cut, check, kv_share, shard, share
+from prelude.parallel.rows import ShardRows
+from prelude.parallel.shards import Cut, Shard, check, kv_share, shard, share
 from prelude.parallel.source import ShardSource, part_of
 from prelude.readouts.batch import (
     DecodeBatch,
@@ -109,6 +114,71 @@ def test_a_rank_reads_its_part_of_the_files(tmp_path: Path) -> None:
         name = config.spec.layers[0].mlp.down.names[0] + ".weight"
         joined = np.concatenate([source.finite(name) for source in sources], axis=1)
         assert np.array_equal(joined, checkpoint.tensor(name))
+
+
+def side_by_side(size: int, use: Callable[[int, Any], Any]) -> list[Any]:
+    """What ``use`` returns on each of ``size`` ranks, which are threads of this process."""
+    meeting, parts, found = threading.Barrier(size, timeout=30), [np.zeros(0)] * size, [None] * size
+
+    def gather(rank: int, values: Any) -> Any:
+        parts[rank] = values.copy()
+        meeting.wait()
+        every = np.stack(parts)
+        meeting.wait()
+        return every
+
+    def run(rank: int) -> None:
+        found[rank] = use(rank, SimpleNamespace(gather=lambda values: gather(rank, values)))
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.mark.feature("H11")
+@pytest.mark.parametrize("size", [2, 3])
+def test_rows_of_the_ranks_are_those_of_the_whole(size: int) -> None:
+    """Whole numbers, so that many logits are equal, on one rank and on several."""
+    table = np.random.default_rng(size).integers(-2, 3, (7, 46)).astype(np.float32)
+    table[0, [3, 45]] = table[1, [20, 21, 45]] = 9.0
+    table[2] += 5000.0  # no exponential of it is finite
+    table[6, 40] = np.nan
+    hidden, every = np.arange(7, dtype=np.float32)[:, None], np.arange(7, dtype=np.int32)
+
+    def decoder(first: int, last: int) -> Any:
+        own = table[:, first:last]
+        return SimpleNamespace(
+            spec=SimpleNamespace(embeddings=SimpleNamespace(vocab=last - first), hidden=1),
+            final_norm=lambda rows: rows[:, 0].astype(int),
+            logits=lambda rows: np.ascontiguousarray(own[rows]),
+            logits_of=lambda rows, targets: own[rows, targets],
+        )
+
+    def numbers(rows: HiddenRows) -> tuple[list[Any], list[Any]]:
+        """Those that are equal, and the logprobs."""
+        equal: list[Any] = [rows.vocab_size, [part.finite().tolist() for *_, part in rows.chunks(every)]]
+        close: list[Any] = []
+        for first, last, part in rows.chunks(every[:6]):
+            at, targets = (one.ravel().astype(np.int32) for one in np.meshgrid(range(last - first), range(46)))
+            best = [part.best(count) for count in (1, 5, 24, 30, 46)]
+            equal += [first, last, [part.row(n) for n in range(last - first)], rows.logits_of(every, at, targets)]
+            equal += [part.argmax(), part.ranks(at, targets), [ids for ids, _ in best]]
+            close += [part.logprobs(at, targets), *[logprobs for _, logprobs in best]]
+        return equal, close
+
+    def of(rank: int, group: Any) -> Any:
+        first, last = share(46, rank, size)
+        own = decoder(first, last)
+        return numbers(ShardRows(Shard(rank, size, own.spec, {}, 46, first), group, own, hidden, None, 4))
+
+    equal, close = numbers(HiddenRows(decoder(0, 46), hidden, None, 4))
+    for found in side_by_side(size, of):
+        assert repr(found[0]) == repr(equal)
+        for one, wanted in zip(found[1], close, strict=True):
+            assert np.allclose(one, wanted, rtol=0, atol=1e-6)
 
 
 @pytest.mark.feature("Q15")
