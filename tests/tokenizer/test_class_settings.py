@@ -20,6 +20,14 @@ PIECES = ["<unk>", "<s>", "</s>", "▁", "a", "b", "A", "<", ">", "x", "s", "/",
 MERGES = [("▁", "a"), ("▁", "b"), ("a", "b"), ("▁", "ab")]
 
 
+ADDED = {
+    "content": "<x>",
+    "lstrip": False,
+    "rstrip": True,
+    "single_word": False,
+    "normalized": True,
+    "special": False,
+}
 CHANGES_NOTHING = struct.pack("<I", 1024) + bytes(1024)  # a charsmap
 
 
@@ -80,6 +88,15 @@ def both(path: Path, made: tokenizers.Tokenizer, kind: str, rows: int, **config:
         ("gpt2", "gpt2", {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}),
         ("gpt2", "gpt2", {"add_prefix_space": True, "additional_special_tokens": ["<x>", "ab"]}),
         ("gpt2", "gpt2", {"tokenizer_class": "GPT2Tokenizer", "pad_token": "<x>", "other_token": "<s>"}),
+        (
+            "gpt2",
+            "gpt2",
+            {
+                "extra_special_tokens": {"image_token": "<x>"},
+                "pad_token": {"__type": "AddedToken", **ADDED, "content": "b"},
+            },
+        ),
+        ("gpt2", "gpt2", {"added_tokens_decoder": {"257": ADDED, "258": {**ADDED, "content": "ab", "lstrip": True}}}),
     ],
 )
 def test_ids_are_those_of_auto_tokenizer(made: str, kind: str, config: dict[str, Any], tmp_path: Path) -> None:
@@ -126,3 +143,17 @@ def test_a_tokenizer_alone_follows_its_file_and_names_what_the_class_would_do(tm
         alone = Tokenizer.from_file(tmp_path / "tokenizer.json")
     plain = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert [alone.encode(text).ids for text in TEXTS] == [plain.encode(text).ids for text in TEXTS]
+
+
+@pytest.mark.parametrize("normalizer", [None, normalizers.NFC(), normalizers.Sequence([normalizers.NFC()])])
+def test_all_text_is_lowered_first_if_the_model_asks(normalizer: normalizers.Normalizer | None) -> None:
+    def lowered(text: str) -> Tokenizer:
+        files = {"tokenizer.json": text.encode()}
+        return Tokenizer.from_reader(lambda name, _: files.get(name), "here", model=Model("llama", 16, True))
+
+    plain = llama("always")
+    if normalizer is not None:
+        plain.normalizer = normalizer
+    ours = lowered(plain.to_str())
+    assert ours.encode("A b AB").ids == plain.encode("a b ab").ids != plain.encode("A b AB").ids
+    assert lowered(ours.to_str()).to_str() == ours.to_str() and ours.to_str().count("Lowercase") == 1
