@@ -212,7 +212,8 @@ void Tokenizer::index_bytes() {
     bool raw = false;
     if (apart && t.data()) {
       try {
-        std::tie(made, raw) = decoder_.piece(t, s.regex());
+        made = decoder_.alone(t, s.regex(), &raw);
+        raw = raw && !apart->first;
         bytes = made;
       } catch (const TextError&) {
         return token_bytes_.forget();  // it is said where the token is decoded

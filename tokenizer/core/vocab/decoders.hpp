@@ -64,12 +64,6 @@ class Decoder {
     }
     return last == 0 ? std::nullopt : std::optional(found);
   }
-  // Of one that is apart(): the text of a token, and whether that is one byte of a character.
-  std::pair<std::string, bool> piece(std::string_view token, RegexScratch& scratch) const {
-    bool raw = false;
-    std::string text = alone(token, scratch, &raw);
-    return {text, raw && !apart()->first};
-  }
 
   // Of one that is apart(), where the first token has a text of its own: that text.
   std::string first(std::string_view token, RegexScratch& scratch) const {
