@@ -297,6 +297,7 @@ def test_the_regression_is_that_of_scikit_learn(strength: float) -> None:
         ("choice", ["w1", 2], ["a", "b"], r"texts\[1\]"), ("choice", ["w1", "w2"], ["a", 1], r"labels\[1\]"),
         ("choice", "w1", ["a"], "is not a list"),
         ("noul", [*"abcd"], ["yes", "yes", "maybe", "maybe"], r"labels\[2\].*labels of a noul"),
+        ("noul", [*"abcd"], [True, 1, False, False], r"labels\[1\].*labels of a noul"),
         ("score", [*"abcd"], [1, 1, 3, 3], "without a gap"), ("score", [*"abcd"], [2, 2, 3, 3], "from 0 or 1 on"),
         ("score", [*"abcd"], [1.5, 1, 2, 2], r"labels\[0\].*number of a level"),
         ("score", [*"abcd"], ["9" * 5000, 1, 1, 1], r"labels\[0\].*number of a level"),
@@ -365,6 +366,23 @@ def test_a_head_at_the_bounds_is_made() -> None:
     wide = FittedQuestion.from_arrays(np.full((2, 65536), -1e6), [1e6, 0], ["a", "b"], name="x" * 65536)
     many = FittedQuestion.from_arrays(np.zeros((4096, 1)), np.zeros(4096), list(map(str, range(4096))), name="x")
     assert (wide.inputs, len(many.labels)) == (65536, 4096)
+
+
+def test_labels_of_a_kind_are_in_the_order_of_its_answer() -> None:
+    sides, levels = ("yes", "no"), [*range(11)]
+    for kind, given, labels, places in (
+        ("noul", ["No", "TRUE"], sides, [1, 0]), ("noul", [False, "yes"], sides, [1, 0]),
+        ("noul", [np.True_, "false"], sides, [0, 1]), ("noul", ["true", "no"], sides, [0, 1]),
+        ("score", ["02", np.int64(1)], ("1", "2"), [1, 0]), ("score", ["1", 0], ("0", "1"), [1, 0]),
+        ("score", levels[:10], tuple(map(str, levels[:10])), levels[:10]),
+        ("score", levels[:0:-1], tuple(map(str, levels[1:])), levels[9::-1]),
+    ):  # fmt: skip
+        weight = np.arange(len(given))[:, None]
+        head = FittedQuestion.from_arrays(weight, weight[:, 0], given, name="x", kind=kind)  # type: ignore[arg-type]
+        assert (head.labels, head.weight[:, 0].tolist(), head.bias.tolist()) == (labels, places, places)
+    with pytest.raises(InvalidRequest, match=r"a score has 2 to 10 levels") as raised:
+        FittedQuestion.from_arrays(np.zeros((11, 1)), np.zeros(11), levels, name="x", kind="score")
+    assert raised.value.field == "labels"
 
 
 def test_a_choice_beside_it_is_a_second_pass_of_a_model_that_answers_it() -> None:
