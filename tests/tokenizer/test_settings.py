@@ -165,6 +165,9 @@ def test_each_member_of_a_post_processor_has_its_type() -> None:
                 with pytest.raises(TokenizerFileError) as caught:
                     Tokenizer.from_str(text)
                 assert caught.value.path.startswith("post_processor"), (at, new)
+    most = {**PROCESSORS[-1], "special_tokens": {"X": {"ids": [0] * 1024, "tokens": ["a"] * 1024}}}
+    made = Tokenizer.from_str(file(post_processor={"type": "Sequence", "processors": [most, *PROCESSORS[:1] * 63]}))
+    assert made.num_special_tokens_to_add(False) == 1024
 
 
 @pytest.mark.parametrize("id", [0, (1 << 31) - 1, 1 << 31, (1 << 32) - 1])
