@@ -31,16 +31,32 @@ static inline uint64_t greatest(const uint64_t* keys, size_t n) {
 
 #else
 
+#if FASTTOKEN_LEVEL == 1
+static inline uint64_t match(const MergeTable::Probe& table, const MergeTable::Line& line, uint64_t key) {
+  const auto all = [&](uint64_t value) { return _mm256_set1_epi64x(static_cast<int64_t>(value)); };
+  const __m256i compared = all(table.compared), wanted = all(key & table.compared);
+  const auto found = [&](size_t i) {
+    const __m256i four = _mm256_load_si256(reinterpret_cast<const __m256i*>(line.entry + i));
+    return _mm256_and_si256(_mm256_cmpeq_epi64(_mm256_and_si256(four, compared), wanted), four);
+  };
+  const __m256i any = _mm256_or_si256(found(0), found(4));
+  const __m128i two = _mm_or_si128(_mm256_castsi256_si128(any), _mm256_extracti128_si256(any, 1));
+  return static_cast<uint64_t>(_mm_cvtsi128_si64(_mm_or_si128(two, _mm_unpackhi_epi64(two, two)))) & table.rest_mask;
+}
+#else
 static inline uint64_t match(const MergeTable::Probe& table, const MergeTable::Line& line, uint64_t key) {
   return table.match(line, key);
 }
+#endif
 static inline uint64_t greatest(const uint64_t* keys, size_t n) {
-  uint64_t best[8];
-  for (size_t k = 0; k < 8; ++k) best[k] = std::max(keys[k], keys[8 + k]);
+  int64_t best[8];  // keys have 63 bits; AVX2 compares numbers with a sign
+  const auto key = [&](size_t i) { return static_cast<int64_t>(keys[i]); };
+  for (size_t k = 0; k < 8; ++k) best[k] = std::max(key(k), key(8 + k));
   for (size_t i = usual; i < n; i += 8)
-    for (size_t k = 0; k < 8; ++k) best[k] = std::max(best[k], keys[i + k]);
-  for (size_t k = 1; k < 8; ++k) best[0] = std::max(best[0], best[k]);
-  return best[0];
+    for (size_t k = 0; k < 8; ++k) best[k] = std::max(best[k], key(i + k));
+  for (size_t k = 0; k < 4; ++k) best[k] = std::max(best[k], best[k + 4]);
+  for (size_t k = 0; k < 2; ++k) best[k] = std::max(best[k], best[k + 2]);
+  return static_cast<uint64_t>(std::max(best[0], best[1]));
 }
 
 #endif

@@ -16,9 +16,11 @@ static inline Bytes only(uint64_t mask, Bytes a) { return _mm512_maskz_mov_epi8(
 static inline Bytes united(Bytes a, Bytes b) { return _mm512_or_si512(a, b); }
 // Entries of a table of 64, by the lowest six bits.
 static inline Bytes look_up(Bytes table, Bytes at) { return _mm512_permutexvar_epi8(at, table); }
-// Where the highest bit is set, where both share a bit, where both are the same, where the first is not greater.
+// Where the highest bit is set, where both share a bit, where a bit is set, where both are the same, where the first
+// is not greater.
 static inline uint64_t high(Bytes a) { return _mm512_movepi8_mask(a); }
 static inline uint64_t common(Bytes a, Bytes b) { return _mm512_test_epi8_mask(a, b); }
+static inline uint64_t with(Bytes a, uint8_t bit) { return common(a, all_of(bit)); }
 static inline uint64_t equal(Bytes a, Bytes b) { return _mm512_cmpeq_epi8_mask(a, b); }
 static inline uint64_t at_most(Bytes a, Bytes b) { return _mm512_cmple_epu8_mask(a, b); }
 
@@ -54,20 +56,23 @@ static inline Bytes only(uint64_t mask, Bytes a) {
   const Bytes where = spread(mask);
   return each_half([&](int i) { return _mm256_and_si256(where.half[i], a.half[i]); });
 }
+// A shuffle reads a row of 16 by the lowest four bits; the bits above, moved to the highest place, choose a row.
+static inline __m256i chosen(__m256i low, __m256i high, __m256i at, int up) {
+  return _mm256_blendv_epi8(low, high, _mm256_slli_epi16(at, up));
+}
 static inline Bytes look_up(Bytes table, Bytes at) {
-  Bytes found = all_of(0);
-  for (int row = 0; row < 4; ++row) {
-    const __m256i half = table.half[row / 2], entries = row % 2 ? _mm256_permute2x128_si256(half, half, 0x11)
-                                                                : _mm256_permute2x128_si256(half, half, 0x00);
-    // Where another row is asked for, the highest bit comes out set, which gives 0.
-    const Bytes own = each_half([&](int i) {
-      const __m256i rest = _mm256_xor_si256(_mm256_and_si256(at.half[i], _mm256_set1_epi8(63)),
-                                            _mm256_set1_epi8(static_cast<char>(16 * row)));
-      return _mm256_shuffle_epi8(entries, _mm256_adds_epu8(rest, _mm256_set1_epi8(0x70)));
-    });
-    found = united(found, own);
-  }
-  return found;
+  return each_half([&](int i) {
+    const __m256i in = _mm256_and_si256(at.half[i], _mm256_set1_epi8(63));
+    const auto two_rows = [&](__m256i rows) {
+      return chosen(_mm256_shuffle_epi8(_mm256_permute2x128_si256(rows, rows, 0x00), in),
+                    _mm256_shuffle_epi8(_mm256_permute2x128_si256(rows, rows, 0x11), in), in, 3);
+    };
+    return chosen(two_rows(table.half[0]), two_rows(table.half[1]), in, 2);
+  });
+}
+// The second where the byte of `at` has the bit 64.
+static inline Bytes by_64(Bytes low, Bytes high, Bytes at) {
+  return each_half([&](int i) { return chosen(low.half[i], high.half[i], at.half[i], 1); });
 }
 static inline uint64_t high(Bytes a) {
   auto half = [&](int i) { return uint64_t{static_cast<uint32_t>(_mm256_movemask_epi8(a.half[i]))}; };
@@ -78,6 +83,9 @@ static inline uint64_t equal(Bytes a, Bytes b) {
 }
 static inline uint64_t common(Bytes a, Bytes b) {
   return ~equal(each_half([&](int i) { return _mm256_and_si256(a.half[i], b.half[i]); }), all_of(0));
+}
+static inline uint64_t with(Bytes a, uint8_t bit) {
+  return high(each_half([&](int i) { return _mm256_slli_epi16(a.half[i], std::countl_zero(bit)); }));
 }
 static inline uint64_t at_most(Bytes a, Bytes b) {
   return equal(each_half([&](int i) { return _mm256_min_epu8(a.half[i], b.half[i]); }), a);
@@ -114,6 +122,9 @@ static inline Bytes only(uint64_t mask, const Bytes& a) {
 static inline Bytes look_up(const Bytes& table, const Bytes& at) {
   return each_byte([&](int i) { return table.of[at.of[i] & 63]; });
 }
+static inline Bytes by_64(const Bytes& low, const Bytes& high, const Bytes& at) {
+  return each_byte([&](int i) { return at.of[i] & 64 ? high.of[i] : low.of[i]; });
+}
 static inline uint64_t high(const Bytes& a) {
   uint64_t out = 0, eight;
   for (int i = 0; i < 64; i += 8) {
@@ -126,6 +137,7 @@ static inline uint64_t high(const Bytes& a) {
 static inline uint64_t common(const Bytes& a, const Bytes& b) {
   return high(each_byte([&](int i) { return a.of[i] & b.of[i] ? 0x80 : 0; }));
 }
+static inline uint64_t with(const Bytes& a, uint8_t bit) { return common(a, all_of(bit)); }
 static inline uint64_t equal(const Bytes& a, const Bytes& b) {
   return high(each_byte([&](int i) { return a.of[i] == b.of[i] ? 0x80 : 0; }));
 }
@@ -260,7 +272,10 @@ static inline size_t not_found(const FoundWords& f, uint32_t* out) {
 #else
 
 static inline void put_places(uint64_t mask, uint32_t from, uint32_t* out) {
-  for (; mask; mask &= mask - 1) *out++ = from + static_cast<uint32_t>(std::countr_zero(mask));
+  constexpr size_t run = 8;  // no branch asks for less: most blocks of prose have one to two runs
+  do
+    for (size_t i = 0; i < run; ++i, mask &= mask - 1) *out++ = from + static_cast<uint32_t>(std::countr_zero(mask));
+  while (mask);
 }
 
 #if FASTTOKEN_LEVEL == 1
@@ -380,8 +395,7 @@ static inline size_t not_found(const FoundWords& f, uint32_t* out) {
 #if FASTTOKEN_LEVEL == 2
   return _mm512_permutex2var_epi8(load(table.data()), at, load(table.data() + 64));
 #else
-  const uint64_t upper = common(at, all_of(64));
-  return united(only(~upper, look_up(load(table.data()), at)), only(upper, look_up(load(table.data() + 64), at)));
+  return by_64(look_up(load(table.data()), at), look_up(load(table.data() + 64), at), at);
 #endif
 }
 static inline uint64_t mask_of(const char* p, char c) { return equal(load(p), all_of(static_cast<uint8_t>(c))); }
@@ -394,22 +408,21 @@ static inline uint64_t between(const char* p, uint8_t from, uint8_t to) {
   const Bytes bytes = load(p);
   m.high = high(bytes);
   const Bytes classes = only(~m.high, of_table(t.ascii, bytes));
-  const auto with = [&](uint8_t bit) { return common(classes, all_of(bit)); };
-  m.letter = with(class_letter);
-  m.number = with(class_number);
-  m.space = with(class_space);
-  m.newline = with(class_newline);
-  m.blank = with(class_blank);
-  m.quote = with(class_quote);
-  m.upper = with(class_upper);
+  m.letter = with(classes, class_letter);
+  m.number = with(classes, class_number);
+  m.space = with(classes, class_space);
+  m.newline = with(classes, class_newline);
+  m.blank = with(classes, class_blank);
+  m.quote = with(classes, class_quote);
+  m.upper = with(classes, class_upper);
 }
 
 static inline Leads leads_of(const char* p, const ClassTable& t) {
   const Bytes bytes = load(p), kinds = only(high(bytes), of_table(t.leads, bytes));
-  const auto with = [&](uint8_t bit) { return common(kinds, all_of(bit)); };
   const uint64_t from = at_most(all_of(lead_from_byte), bytes), to = ~at_most(all_of(lead_to_byte), bytes);
-  const uint64_t three = with(lead_three) | (with(lead_from) & from >> 1) | (with(lead_to) & to >> 1);
-  return {with(lead_two), three, three & with(lead_upper), three & with(lead_special)};
+  const uint64_t three =
+      with(kinds, lead_three) | (with(kinds, lead_from) & from >> 1) | (with(kinds, lead_to) & to >> 1);
+  return {with(kinds, lead_two), three, three & with(kinds, lead_upper), three & with(kinds, lead_special)};
 }
 
 // Which bytes of ASCII join the one before them, which is ASCII too. The first has no entry. 65 bytes can be read.
@@ -487,7 +500,7 @@ static inline void add_others(const char* p, const ClassTable& t, uint64_t valid
     leads |= left;
     const uint64_t wide = of[3] | of[4];
     const auto all = [&](uint8_t bit) {
-      const uint64_t in = common(classes, all_of(bit));
+      const uint64_t in = with(classes, bit);
       return in | in << 1 | (in & wide) << 2 | (in & of[4]) << 3;
     };
     m.letter |= all(class_letter);

@@ -32,7 +32,7 @@ struct Leads {
 // before they are needed. The values of a word are at its number; 16 may be written at a time.
 struct FoundWords {
   // To look up together; words beyond ASCII have more to look up each. A block has at most 64.
-  static constexpr size_t enough = 192, enough_wide = 96, most = enough + 64;
+  static constexpr size_t enough = 512, enough_wide = 96, most = enough + 64;
 
   const char* base;  // the origin of places; 16 bytes can be read from where a word begins
   size_t count = 0;

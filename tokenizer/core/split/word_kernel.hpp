@@ -215,10 +215,14 @@ static inline WordTable::Place second_place(const FoundWords& found, const WordT
     out.out = at + (until - done);
     done = until + 1;
   };
-  uint32_t missing[FoundWords::most + 1];
-  if (const size_t missed = not_found(found, missing)) {
-    WordWriter::Missing words[FoundWords::most];
-    uint32_t twice[FoundWords::most + 1];  // those that may be in their second line
+  uint32_t not_known[FoundWords::most + 1];
+  constexpr size_t most = 256;
+  const size_t all = not_found(found, not_known);
+  for (size_t from = 0; from < all; from += most) {
+    const uint32_t* const missing = not_known + from;
+    const size_t missed = std::min(most, all - from);
+    WordWriter::Missing words[most];
+    uint32_t twice[most + 1];  // those that may be in their second line
     size_t full = 0;
     for (size_t k = 0; k < missed; ++k) {
       const size_t i = missing[k];
@@ -236,7 +240,7 @@ static inline WordTable::Place second_place(const FoundWords& found, const WordT
       words[k].way = WordWriter::Way::alone;
       out.look_up(words[k]);
     }
-    out.start(missed);
+    out.start(words, missed);
     for (size_t k = 0; k < missed; ++k)
       if (words[k].way != WordWriter::Way::table) out.find(words[k]);
     out.match();

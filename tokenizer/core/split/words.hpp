@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <iterator>
@@ -46,11 +47,11 @@ class WordWriter {
   void finish() { ids_.finish(out); }
 
   // A word that is not in the table, or not in its first line there.
-  enum class Way : uint8_t { table, known, matched, merged, alone };
+  enum class Way : uint8_t { table, known, matched, merged, again, alone };
   struct Missing {
     WordCaches::Text text;
     Way way;
-    uint32_t count;      // of the ids of a known word
+    uint32_t count;      // of the ids of a known word, and of one that was put; again: the number of the first
     const int32_t* ids;  // these
   };
   // Many at a time, each step for all of them before the next: fetch(); look_up(); find(), behind start(); match()
@@ -60,34 +61,43 @@ class WordWriter {
     caches_.fetch(word.text);
   }
   void look_up(Missing& word) const { caches_.meet(word.text); }
-  void start(size_t words) {
+  void start(const Missing* words, size_t count) {
+    words_ = words;
     scratch_.together.clear();
     scratch_.batch.clear();
     matched_ = merged_ = 0;
-    if (scratch_.rows.size() < words * ClauseCache::most_ids) scratch_.rows.resize(words * ClauseCache::most_ids);
+    merging_.fill(0);
+    if (scratch_.rows.size() < count * ClauseCache::most_ids) scratch_.rows.resize(count * ClauseCache::most_ids);
     row_ = scratch_.rows.data();
   }
   void find(Missing& word) {
     word.ids = row_;
     word.count = static_cast<uint32_t>(caches_.find(word.text, row_));
     row_ += word.count;
-    word.way = word.count ? Way::known : way_of(word.text);
+    word.way = word.count ? Way::known : way_of(word);
   }
   void match() {
     if (!scratch_.together.words.empty()) bpe_.match(scratch_);
   }
   const MergeTable& merges() const { return bpe_.merges; }
   MergeBatch& batch() { return scratch_.batch; }
-  void put(const Missing& word) {
+  void put(Missing& word) {
     constexpr size_t few = 8;
-    if (word.way == Way::known && word.count <= few) {
-      std::memcpy(out, word.ids, few * sizeof *out);  // of a constant size: one store
+    if (word.way == Way::again) {
+      const Missing& first = words_[word.count];
+      word.count = first.count, word.ids = first.ids;
+    }
+    const bool known = word.way == Way::known || word.way == Way::again;
+    if (known && word.count <= few) {
+      std::array<int32_t, few> ids;  // of a constant size: one store; by way of it, since a word may follow its like
+      std::memcpy(ids.data(), word.ids, sizeof ids);
+      std::memcpy(out, ids.data(), sizeof ids);
       out += word.count;
       return;
     }
     const int32_t* const from = out;
     const auto add = [&](uint32_t id, uint32_t) { *out++ = static_cast<int32_t>(id); };
-    if (word.way == Way::known)
+    if (known)
       out = std::copy_n(word.ids, word.count, out);
     else if (word.way == Way::matched)
       bpe_.resolve_match(vocab_, matched_++, scratch_, add);
@@ -95,7 +105,10 @@ class WordWriter {
       for (const Symbol& token : scratch_.batch[merged_++]) add(token.id, token.length);
     else
       merged(word.text.text());
-    if (word.way != Way::known) caches_.put(word.text, from, static_cast<size_t>(out - from));
+    if (known) return;
+    word.ids = from;
+    word.count = static_cast<uint32_t>(out - from);
+    caches_.put(word.text, from, word.count);
   }
 
   // One word.
@@ -115,11 +128,20 @@ class WordWriter {
   }
 
  private:
-  Way way_of(const WordCaches::Text& text) {
+  Way way_of(Missing& missing) {
+    const WordCaches::Text& text = missing.text;
     const std::string_view word = text.text();
-    if (spaced_) return bpe_.add_spaced(scratch_.batch, word) ? Way::merged : Way::alone;
-    if (!text.is_wide() && bpe_.merges_bytes(word)) {
-      bpe_.add_to(scratch_.batch, word);
+    if (spaced_ || (!text.is_wide() && bpe_.merges_bytes(word))) {
+      uint16_t& same = merging_[text.hash % merging_.size()];
+      if (same && words_[same - 1].text.text() == word) {
+        missing.count = same - 1u;
+        return Way::again;
+      }
+      if (!spaced_)
+        bpe_.add_to(scratch_.batch, word);
+      else if (!bpe_.add_spaced(scratch_.batch, word))
+        return Way::alone;
+      same = static_cast<uint16_t>(&missing - words_ + 1);
       return Way::merged;
     }
     if (!bpe_.matches_longest(word)) return Way::alone;
@@ -147,6 +169,8 @@ class WordWriter {
 
   size_t matched_ = 0, merged_ = 0;  // of the words that find() took up, how many are done
   int32_t* row_ = nullptr;           // where the ids of the next known word go
+  const Missing* words_ = nullptr;
+  std::array<uint16_t, 256> merging_;  // by hash, the numbers of words that are merged, plus one
 
   const bool spaced_;
   const int32_t* limit_;
