@@ -370,6 +370,7 @@ def test_a_head_at_the_bounds_is_made() -> None:
 
 def test_labels_of_a_kind_are_in_the_order_of_its_answer() -> None:
     sides, levels = ("yes", "no"), [*range(11)]
+    kind: Any
     for kind, given, labels, places in (
         ("noul", ["No", "TRUE"], sides, [1, 0]), ("noul", [False, "yes"], sides, [1, 0]),
         ("noul", [np.True_, "false"], sides, [0, 1]), ("noul", ["true", "no"], sides, [0, 1]),
@@ -378,7 +379,7 @@ def test_labels_of_a_kind_are_in_the_order_of_its_answer() -> None:
         ("score", levels[:0:-1], tuple(map(str, levels[1:])), levels[9::-1]),
     ):  # fmt: skip
         weight = np.arange(len(given))[:, None]
-        head = FittedQuestion.from_arrays(weight, weight[:, 0], given, name="x", kind=kind)  # type: ignore[arg-type]
+        head = FittedQuestion.from_arrays(weight, weight[:, 0], given, name="x", kind=kind)
         assert (head.labels, head.weight[:, 0].tolist(), head.bias.tolist()) == (labels, places, places)
     with pytest.raises(InvalidRequest, match=r"a score has 2 to 10 levels") as raised:
         FittedQuestion.from_arrays(np.zeros((11, 1)), np.zeros(11), levels, name="x", kind="score")

@@ -85,10 +85,9 @@ class WordWriter {
     constexpr size_t few = 8;
     if (word.way == Way::again) {
       const Missing& first = words_[word.count];
-      word.count = first.count, word.ids = first.ids;
+      word.way = Way::known, word.count = first.count, word.ids = first.ids;
     }
-    const bool known = word.way == Way::known || word.way == Way::again;
-    if (known && word.count <= few) {
+    if (word.way == Way::known && word.count <= few) {
       std::array<int32_t, few> ids;  // of a constant size: one store; by way of it, since a word may follow its like
       std::memcpy(ids.data(), word.ids, sizeof ids);
       std::memcpy(out, ids.data(), sizeof ids);
@@ -97,7 +96,7 @@ class WordWriter {
     }
     const int32_t* const from = out;
     const auto add = [&](uint32_t id, uint32_t) { *out++ = static_cast<int32_t>(id); };
-    if (known)
+    if (word.way == Way::known)
       out = std::copy_n(word.ids, word.count, out);
     else if (word.way == Way::matched)
       bpe_.resolve_match(vocab_, matched_++, scratch_, add);
@@ -105,7 +104,7 @@ class WordWriter {
       for (const Symbol& token : scratch_.batch[merged_++]) add(token.id, token.length);
     else
       merged(word.text.text());
-    if (known) return;
+    if (word.way == Way::known) return;
     word.ids = from;
     word.count = static_cast<uint32_t>(out - from);
     caches_.put(word.text, from, word.count);
