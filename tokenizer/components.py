@@ -46,9 +46,12 @@ class Component:
     _made: tuple[str, Tokenizer] | None = None  # the member as JSON, and a tokenizer of this component alone
     _theirs_made: tuple[str, Any] | None = None  # the same with HF's component
     _written: Any = None  # HF's component over an object written in Python
+    _load: Any  # the tokenizer of a tokenizer.json; the tokenizer's module, which imports this one, sets it
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._member = member_of(self._kind, type(self).__name__, args, kwargs)
+        if "precompiled_charsmap" in self._member:
+            self._load(self._alone())  # a map that is none is refused here, as by HF
 
     @property
     def _tokenizer(self) -> Tokenizer:
@@ -71,11 +74,6 @@ class Component:
             core = ReferenceCore(text.encode(), "a method of HF's")
             self._theirs_made = made = text, core.component(self._kind)
         return made[1]
-
-    @staticmethod
-    def _load(text: str) -> Tokenizer:
-        """The tokenizer of a tokenizer.json. The tokenizer's module, which imports this one, sets it."""
-        raise NotImplementedError
 
     def _alone(self) -> str:
         """Return a tokenizer.json of this component and nothing else."""
@@ -144,7 +142,7 @@ class Component:
         self._parts()[index] = part._member
 
     def __bool__(self) -> bool:
-        return True
+        return self._member != {"type": "Sequence", "normalizers": []}
 
     def _whole(self) -> dict[str, Any]:
         return self._member

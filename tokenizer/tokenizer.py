@@ -395,7 +395,7 @@ class Tokenizer(ArrayMethods, ComponentMethods):
         self._encode_special = bool(value)
 
 
-Component._load = staticmethod(lambda text: Tokenizer.from_str(text, cache=False))  # type: ignore[method-assign]
+Component._load = staticmethod(lambda text: Tokenizer.from_str(text, cache=False))
 
 
 def _restored(data: bytes, config: FileConfig, encode_special: bool) -> Tokenizer:

@@ -50,6 +50,7 @@ ALONE: list[Callable[[Any], Any]] = [
     lambda m: m.pre_tokenizers.Sequence([m.pre_tokenizers.WhitespaceSplit(), m.pre_tokenizers.Digits(True)]),
     lambda m: m.decoders.WordPiece(),
     lambda m: m.decoders.Metaspace(),
+    lambda m: m.decoders.ByteLevel(add_prefix_space=False, any=5),
     lambda m: m.decoders.Sequence([m.decoders.Replace("▁", " "), m.decoders.Fuse(), m.decoders.Strip(" ", 1, 0)]),
     lambda m: m.decoders.Strip(content="_", left=1, right=0),
     lambda m: m.normalizers.Sequence([m.normalizers.Sequence([m.normalizers.NFD()] * 7), m.normalizers.Prepend("_")]),
@@ -149,16 +150,17 @@ ARGUMENTS: list[tuple[str, tuple[Any, ...]]] = [
     *(("processors.TemplateProcessing", ("$A", None, [one])) for one in SPECIAL),
     *(("processors.TemplateProcessing", (one,)) for one in TEMPLATES),
     *(("pre_tokenizers.Split", (one, "isolated")) for one in (5, b"a", "a")), ("normalizers.Replace", (5, "a")),
-    *(("normalizers.Precompiled", (one,)) for one in ("AAAA", 5, struct.pack("<I", 1024) + bytes(1024))),
-    ("normalizers.Replace", ("a", [])), ("decoders.Strip", ("a", 1, 2, 3)),
+    *(("normalizers.Precompiled", (one,)) for one in ("AAAA", 5, b"AAAA", struct.pack("<I", 1024) + bytes(1024))),
+    ("normalizers.Replace", ("a", [])), ("decoders.Strip", ("a", 1, 2, 3)), ("decoders.ByteLevel", (True, False)),
 ]  # fmt: skip
 
 
 def of_arguments(module: Any, name: str, args: tuple[Any, ...]) -> Any:
-    """The member of a component of these arguments; None if they are refused."""
+    """The member of a component of these arguments, and whether it is true; None if they are refused."""
     kind, _, own = name.partition(".")
     try:
-        return json.loads(getattr(getattr(module, kind), own)(*args).__getstate__())
+        made = getattr(getattr(module, kind), own)(*args)
+        return json.loads(made.__getstate__()), bool(made)
     except (TypeError, ValueError, OverflowError):
         return None
     except Exception as error:
