@@ -171,12 +171,8 @@ def truncate_pair(encoding: Encoding, pair: Encoding | None, rule: Truncation, a
 def longest_first(first: int, second: int, limit: int) -> tuple[int, int]:
     """Tokens that are left of two texts of so many, ``limit`` in all: the longer one gives way first; when both must,
     each gets half and the longer the odd token."""
-    short = min(first, second)
-    long = short if short > limit else max(short, limit - short)
-    if short + long > limit:
-        short = limit // 2
-        long = short + limit % 2
-    return (long, short) if first > second else (short, long)
+    short = min(first, second, limit // 2)
+    return (limit - short, short) if first > second else (short, limit - short)
 
 
 def _direction(value: str) -> Direction:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import itertools
 import json
 import pickle
 import random
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 from prelude.tokenizer import Tokenizer, fast_tokenizer, patch_transformers, patched_transformers
@@ -126,6 +128,21 @@ def test_forms_of_inputs_and_options(folder: Path) -> None:
                 except Exception as error:
                     found.append(TypeError if isinstance(error, TypeError) else ValueError)  # HF's is an Exception
             assert found[0] == found[1], (inputs, form, asked)
+
+
+def test_ids_are_decoded_or_refused_as_by_transformers(folder: Path) -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    ours, ids = fast_tokenizer(theirs), theirs("Hello there , I 'm <special> n't")["input_ids"]
+    for given in (ids, tuple(ids), np.array(ids), ids[4], [], [ids, ids[:3]], [1.0], ["a"], None, [-1], [1 << 40]):
+        for clean, skip, asked in itertools.product((False, True), (False, True), (None, False, True)):
+            found: list[Any] = []
+            for tokenizer in (ours, theirs):
+                tokenizer.clean_up_tokenization_spaces = clean
+                try:
+                    found.append(tokenizer.decode(given, skip, clean_up_tokenization_spaces=asked))
+                except Exception as error:
+                    found.append(type(error).__mro__[-3])  # of Python's own kinds
+            assert found[0] == found[1], (given, clean, skip, asked)
 
 
 def replace_model(tokenizer: Any) -> None:

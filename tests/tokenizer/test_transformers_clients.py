@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,39 @@ def test_lm_eval_uses_it(theirs: Any) -> None:
         for a, b in zip(mine.tok_batch_encode(TEXTS, **given), other.tok_batch_encode(TEXTS, **given)):
             assert a.dtype == b.dtype and a.tolist() == b.tolist()
     assert [mine.tok_encode(text) for text in TEXTS] == [other.tok_encode(text) for text in TEXTS]
+
+
+PADDED: list[Any] = [
+    [], {}, "ab", ["a", "b"], [{"input_ids": 5}], [{"input_ids": []}], [{"input_ids": [1 << 70]}],
+    [{"input_ids": [1.0, 2.0]}, {"input_ids": [1.0]}], [{"input_ids": [[1, 2], [3, 4]]}],
+    *([dict(zip(names, row)) for row in (([1, 2, 3], [1, 0, 1]), ([4], [1]))] for names in (
+        ("input_ids",), ("input_ids", "attention_mask"), ("input_ids", "token_type_ids"), ("labels", "input_ids"),
+        ("input_ids", "special_tokens_mask"),
+    )),
+    [{"input_ids": [1, 2], "attention_mask": [1]}], [{"input_ids": [1], "attention_mask": [1]}, {"input_ids": [2]}],
+]  # fmt: skip
+PADS: list[dict[str, Any]] = [
+    {}, {"padding": False}, {"padding": "nope"}, {"padding_side": "up"}, {"padding_side": "right"}, {"max_length": 2},
+    *({"padding": "max_length", "max_length": length} for length in (None, 2, 3, 9)), {"padding": "longest"},
+    *({"pad_to_multiple_of": times} for times in (0, 1, 2, 3)), *({"return_attention_mask": on} for on in (0, 1)),
+    {"padding": "max_length", "max_length": 9, "pad_to_multiple_of": 4},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [None, "np", "pt", "nope"])
+def test_rows_are_padded_or_refused_as_by_transformers(theirs: Any, kind: str | None) -> None:
+    ours = fast_tokenizer(theirs)
+    ours.padding_side = theirs.padding_side = "left"
+    for given in PADDED:
+        for more in PADS:
+            found: list[Any] = []
+            for one in (ours, theirs):
+                try:
+                    batch = one.pad(copy.deepcopy(given), return_tensors=kind, **more)
+                    found.append(str({k: (type(v), getattr(v, "dtype", None), v) for k, v in batch.items()}))
+                except Exception as error:
+                    found.append(type(error))
+            assert found[0] == found[1], (given, more)
 
 
 @pytest.mark.parametrize("kind", [None, "np", "pt"])

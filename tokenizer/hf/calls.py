@@ -154,10 +154,12 @@ def pad(
     )
     if not sizes or strategy.value == "do_not_pad" or not set(rows) <= set(fills):
         return None
-    if any(one != sizes for one in lengths.values()) or any(one.dtype != np.int64 for one in flat.values()):
+    if any(one != sizes for one in lengths.values()):
+        return None
+    if any(one.dtype != np.int64 or one.ndim != 1 for one in flat.values()):
         return None
     length = max(sizes) if strategy.value == "longest" else length
-    if pad_to_multiple_of and length % pad_to_multiple_of:
+    if pad_to_multiple_of is not None and length % pad_to_multiple_of:
         length += pad_to_multiple_of - length % pad_to_multiple_of
     if length < max(sizes) or (not masks and "attention_mask" in rows):
         return None
