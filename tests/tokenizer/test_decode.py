@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prelude.tokenizer import DecodeStream, Tokenizer, TokenizerError, decoders
 
+from tests.tokenizer.small_files import file
+
 Pair = Callable[[str], tuple[Tokenizer, Any]]
 
 laws = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
@@ -223,6 +225,33 @@ def test_bytes_of_single_tokens(pair_of: Pair) -> None:
     assert pieces.token_bytes(pieces.token_to_id("<0xF0>") or 0) == b"\xf0"
     hello = pieces.encode("Hello there", add_special_tokens=False).ids
     assert b"".join(map(pieces.token_bytes, hello)) == b" Hello there"
+
+
+def test_bytes_of_tokens_are_those_of_the_native_backend() -> None:
+    tokens = ["<unk>", "a", "##b", "b</w>", "▁c", "<0x41>", "<0xZZ>", "<0x411", "Ġd", "é", "##", "d▁</w>##", "🙂"]
+    replace = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    kinds: list[Any] = [
+        None, {"type": "BPEDecoder", "suffix": "a"}, {"type": "Fuse"}, replace, {"type": "ByteFallback"},
+        *({"type": "WordPiece", "prefix": prefix, "cleanup": True} for prefix in ("##", "a")),
+        *({"type": "Metaspace", "replacement": c, "prepend_scheme": "never", "split": True} for c in "▁_"),
+        {"type": "Sequence", "decoders": [replace, {"type": "ByteFallback"}, {"type": "Fuse"}]},
+        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        {**replace, "pattern": {"Regex": r"(#)\1"}},
+    ]  # fmt: skip
+    for decoder in kinds:
+        pieces = [[token, 0.0] for token in tokens]
+        native, reference = (
+            Tokenizer.from_str(
+                file(decoder=decoder, model={"type": "Unigram", "unk_id": 0, "vocab": [*pieces, *more]})
+            )
+            for more in ([], [["a", 0.0]])
+        )
+        assert reference.backend == "reference" and reference.token_bytes(99) == b""
+        found = {token: reference.token_bytes(reference.token_to_id(token) or 0) for token in tokens}
+        if native.backend == "native":
+            assert found == {token: native.token_bytes(i) for i, token in enumerate(tokens)}, decoder
+        else:
+            assert found == {token: token.replace("##", " ").encode() for token in tokens}
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama2", "gpt2", "bert-base-uncased", "clip", "t5"])

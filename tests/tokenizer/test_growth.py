@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import math
@@ -191,6 +192,12 @@ def growth(**members: Any) -> Growth:
     return checked(json.dumps(members).encode())[1]
 
 
+def charsmap(size: int, rest: bytes) -> dict[str, Any]:
+    whole = base64.b64encode(size.to_bytes(4, "little") + rest).decode()
+    return {"type": "Precompiled", "precompiled_charsmap": whole}
+
+
+P2 = {"continuing_subword_prefix": "##"}  # two bytes
 LONGER = replaced("b" * 60_000, String="a")
 
 
@@ -235,6 +242,20 @@ LONGER = replaced("b" * 60_000, String="a")
             {"normalizer": replaced("b" * 32_768, String="")},
             "normalizer",
         ),
+        *(
+            ({"normalizer": charsmap(*map_)}, {"normalizer": charsmap(*wrong)}, "normalizer.precompiled_charsmap")
+            for map_, wrong in (((4, bytes(4)), (8, bytes(4))), ((4, bytes(8)), (6, bytes(8))), ((0, b""), (1, b"")))
+        ),
+        (
+            {"normalizer": {"type": "Precompiled", "precompiled_charsmap": 5}},  # HF names the error
+            {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA AAA"}},
+            "normalizer.precompiled_charsmap",
+        ),
+        *(
+            ({"model": {"merges": merges, **P2}}, {"model": {"merges": [*merges, merge], **P2}}, "model.merges[3]")
+            for merges in (["a ab▁", "a x", ["a", "###"]], [["a", 5], [], 7])
+            for merge in ("a x▁", ["a", "x▁"], ["x▁"], ["a", "b", "▁"])
+        ),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
@@ -243,6 +264,32 @@ def test_both_sides_of_what_a_file_may_make_of_a_text(good: Any, wrong: Any, fie
     with pytest.raises(TokenizerFileError) as caught:
         growth(**wrong)
     assert caught.value.path == field
+
+
+def test_what_is_no_object_of_json_is_refused() -> None:
+    assert checked(b'{"model": 5, "added_tokens": [5, {"content": 7}], "normalizer": [], "a": "\xc3\xa9"}')[1].free
+    for data, field in ((b"[]", "$"), (b"{", "the file"), (b"\xff", "the file"), (b"[" * 100_000, "the file")):
+        with pytest.raises(TokenizerFileError) as caught:
+            checked(data)
+        assert caught.value.path == field
+    for prefix in ("", None, 5, "x", "####"):
+        growth(model={"continuing_subword_prefix": prefix, "merges": ["a x▁"]})
+    growth(model={**P2, "merges": {"a": "x▁"}})
+
+
+STEPS: list[tuple[dict[str, Any], int]] = [
+    ({"type": "Prepend", "prepend": "éb"}, 4), ({"type": "Prepend"}, 1), ({"type": "Replace"}, 1), ({}, 1),
+    *((replaced("b" * size, String=of), times) for size, of, times in (
+        (6, "a", 6), (7, "é", 4), (6, "é", 3), (1, "ab", 1), (0, "a", 1), (5, "", 11)
+    )),
+    (replaced("éb", Regex="x"), 7), (charsmap(4, b"abcdefgh\0abc\0de"), 4), (charsmap(0, b""), 1),
+]  # fmt: skip
+
+
+def test_how_many_times_as_long_a_step_makes_a_text() -> None:
+    for step, times in STEPS:
+        assert growth(normalizer=step).free == LITTLE // (4 * times), step
+        assert growth(**sequence(step, {"type": "NFD"}, of="normalizer")).free == LITTLE // (12 * times), step
 
 
 LONGEST = {"NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11, "Lowercase": 2, "ByteLevel": 2}

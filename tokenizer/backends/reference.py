@@ -13,6 +13,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -56,8 +57,6 @@ class ReferenceCore:
         self._literal: Any = None
         self._lock = threading.Lock()  # only around the making of ``_literal``
         self._added = whole.get_added_tokens_decoder()
-        self._decoder_kinds = [step["type"] for step in flat(state["decoder"], "decoders")]
-        self._prefix = model.get("continuing_subword_prefix") or "##"
 
     @staticmethod
     def package(feature: str) -> Any:
@@ -145,8 +144,25 @@ class ReferenceCore:
         return self._hf.id_to_token(id)  # type: ignore[no-any-return]
 
     def token_bytes(self, id: int) -> bytes | None:
-        token = self._hf.id_to_token(id)
-        return None if token is None else _token_bytes(token, self._decoder_kinds, self._prefix)
+        token, core = self._hf.id_to_token(id), self._spelled
+        if not token:
+            return None
+        return (
+            self.decode_tokens([token]).encode() if core is None else core.token_bytes(core.token_to_id(token) or 0)
+        )
+
+    @cached_property
+    def _spelled(self) -> CoreTokenizer | None:
+        """The native core of the tokens and the decoder; None for a decoder that it does not have."""
+        model = {
+            "type": "WordLevel",
+            "vocab": {token: i for i, token in enumerate(self.get_vocab())},
+            "unk_token": "",
+        }
+        alone = {"added_tokens": [], "decoder": json.loads(self._sections["decoder"]), "model": model}
+        with contextlib.suppress(UnsupportedFeature):
+            return CoreTokenizer.from_json(json.dumps(alone).encode())
+        return None
 
     def tokens(self, ids: Sequence[int] | Int32) -> list[str | None]:
         return [self._hf.id_to_token(int(i)) for i in ids]
@@ -252,24 +268,6 @@ def asked(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         if type(error).__name__ == "PanicException":
             raise TokenizerError(f"`tokenizers` does not take it: {error}") from error
         raise
-
-
-def _token_bytes(token: str, kinds: list[str], prefix: str) -> bytes:
-    if "ByteLevel" in kinds:
-        found = [CHAR_BYTES.get(c) for c in token]
-        return token.encode() if None in found else bytes(b for b in found if b is not None)
-    if "ByteFallback" in kinds and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        try:
-            return bytes([int(token[3:5], 16)])
-        except ValueError:
-            pass
-    if "WordPiece" in kinds:
-        return (token[len(prefix) :] if token.startswith(prefix) else " " + token).encode()
-    if "BPEDecoder" in kinds:
-        return token.replace("</w>", " ").encode()
-    if "Metaspace" in kinds or "Replace" in kinds:
-        return token.replace("\u2581", " ").encode()
-    return token.encode()
 
 
 def _byte_characters() -> dict[str, int]:
