@@ -79,8 +79,8 @@ def parse_ranks(data: bytes) -> dict[bytes, int]:
             token, id = base64.b64decode(encoded, validate=True), int(rank)
         except (ValueError, binascii.Error):
             raise TokenizerError(f"line {number}: expected a base64 token and its rank, not {line[:60]!r}") from None
-        if not token or id < 0 or token in ranks:
-            raise TokenizerError(f"line {number}: an empty, repeated or negatively ranked token: {line[:60]!r}")
+        if id < 0 or token in ranks:
+            raise TokenizerError(f"line {number}: a repeated or negatively ranked token: {line[:60]!r}")
         ranks[token] = id
     missing = [b for b in range(256) if bytes([b]) not in ranks]
     if missing:
@@ -112,7 +112,8 @@ def _translated(pattern: str) -> str:
 
     def counted(match: re.Match[str]) -> str:
         body = match[1] + match[2]
-        last = match.end() == len(pattern) or pattern[match.end()] in "|)"
+        before = re.sub(r"\\.|\[(?:\\.|[^\]\\])*\]", "", pattern[: match.start()])
+        last = before.count("(") == before.count(")") and pattern[match.end() :][:1] in ("", "|")
         return body if last else f"(?>{body})"  # with nothing after it, giving back makes no difference
 
     return _COUNTED_POSSESSIVE.sub(counted, pattern)

@@ -98,8 +98,7 @@ class TiktokenEncoding:
             control = np.array([self._special_tokens[match[0]]], np.int32)
             pieces += [self._ordinary(text[at : match.start()]), control]
             at = match.end()
-        rest = self._ordinary(text[at:])
-        return np.concatenate([*pieces, rest]) if pieces else rest
+        return np.concatenate([*pieces, self._ordinary(text[at:])])
 
     def encode_batch(
         self,
@@ -148,8 +147,8 @@ class TiktokenEncoding:
         offsets, length = [], 0
         parts = self.decode_tokens_bytes(tokens)
         for part in parts:
-            offsets.append(max(0, length - (0x80 <= part[0] < 0xC0)))
-            length += sum(not 0x80 <= byte < 0xC0 for byte in part)
+            offsets.append(max(0, length - (part[0] & 0xC0 == 0x80)))
+            length += sum(byte & 0xC0 != 0x80 for byte in part)
         return b"".join(parts).decode("utf-8", "strict"), offsets
 
     def decode_batch(

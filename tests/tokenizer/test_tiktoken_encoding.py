@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import copy
 import inspect
+import itertools
+import json
 import pickle
 import random
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from prelude.tokenizer import TiktokenEncoding, TokenizerError
 from prelude.tokenizer import tiktoken as conversion
 
@@ -52,14 +56,75 @@ def pair() -> Any:
     [
         (b"AAA= x", {}, "line 1"), (b"!!!! 3", {}, "line 1"),
         (b"A*AA= 3", {}, "line 1: expected"), (b"AA== 0", {}, "byte 1 has no token"),
-        (b"AA== 0\nAA== 1", {}, "line 2"), (None, {"<|x|>": 3}, "already taken"), (None, {"<|x|>": -1}, "not an id"),
+        (b"AA== 0\nAA== 1", {}, "line 2"), (None, {"<|x|>": 3}, "already taken"),
+        (b"\n \nAA== -1", {}, "line 3: a rep"), (b"= 0", {}, "line 1: expected"),
+        (None, {"<|x|>": 999, "<|y|>": 999}, r"y\|>'\]: id 999 is already taken"),
+        ({**small_ranks(), b"zz": 5}, {}, "two tokens have the same rank"),
+        *((None, {"<|x|>": id}, f"{id} is not an id of a token") for id in (-1, True, 1.0, None)),
         (None, {"": 999}, "not an id"), (None, {"h": 999}, "the ordinary token 104 is written the same"),
         (None, {"Ċ": 999}, "the ordinary token 10 is written the same"),
     ],
 )  # fmt: skip
-def test_malformed_files(data: bytes | None, special: dict[str, int], says: str) -> None:
+def test_malformed_files(data: Any, special: dict[str, int], says: str) -> None:
     with pytest.raises(TokenizerError, match=says):
         TiktokenEncoding("x", pat_str=PATTERN, mergeable_ranks=data or small_ranks(), special_tokens=special)
+
+
+def test_a_conversion_is_what_hf_writes_of_the_parts() -> None:
+    ranks = {raw: id + 1 for raw, id in small_ranks().items()}
+    special = {"<b>": 402, "<a>": 0, "<c>": 401}
+    data = b"\n\n".join(b"%s %d" % (base64.b64encode(raw), id) for raw, id in ranks.items())
+    made = tokenizers.Tokenizer.from_str(conversion.tokenizer_json(data, r"\w+$", special).decode())
+    merges = [(a, b) for token in ranks for a, b in sorted(
+        ((token[:i], token[i:]) for i in range(1, len(token)) if token[:i] in ranks and token[i:] in ranks),
+        key=lambda two: ranks[two[0]],
+    )]  # fmt: skip
+    written = {raw: "".join(map(conversion.BYTE_CHARS.get, raw)) for raw in ranks}
+    vocab = {written[raw]: id for raw, id in ranks.items()} | special
+    pairs = [(written[a], written[b]) for a, b in merges]
+    whole = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, pairs, ignore_merges=True))
+    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"\w+(?![\s\S])"), "isolated")
+    level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    whole.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, level])
+    whole.decoder = tokenizers.decoders.ByteLevel()
+    whole.add_special_tokens(sorted(special, key=special.get))
+    assert json.loads(made.to_str()) == json.loads(whole.to_str())
+    loaded = TiktokenEncoding("x", pat_str=r"\w", mergeable_ranks=ranks, special_tokens=special, explicit_n_vocab=403)
+    assert (loaded.n_vocab, str(loaded)) == (403, "<TiktokenEncoding 'x'>")
+    for size in (402, 404):
+        with pytest.raises(TokenizerError, match=f"explicit_n_vocab={size}, but the largest id is 402"):
+            TiktokenEncoding("x", pat_str="a", mergeable_ranks=ranks, special_tokens=special, explicit_n_vocab=size)
+
+
+def test_both_sides_of_the_squares_of_all_tokens_lengths() -> None:
+    sizes = [1] * 256 + [32767, 255, 15, 5, 2]
+    assert sum(size * size for size in sizes) == 1 << 30
+    for last in (2, 3):
+        ranks = {bytes([b]): b for b in range(256)}
+        ranks.update((b"a" * size, 300 + size) for size in (32767, 255, 15, 5, last))
+        data = b"\n".join(b"%s %d" % (base64.b64encode(raw), id) for raw, id in ranks.items())
+        fits = contextlib.nullcontext() if last == 2 else pytest.raises(TokenizerError, match="1,073,741,829, and")
+        with fits:
+            conversion.tokenizer_json(data, "a", {})
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"a{1,2}+a|\S|\s", r"(?:a{1,2}+|b)a|.|\n", r"[a\]]{1,2}+\]|.|\n", r"\p{L}{1,3}+$|b{1,2}+|.|\n",
+        r"(?:b|a{,2}+)a|.|\n", r"(?:b|a{1,2}+)a|.|\n", r"[[:alpha:]]{2,}+b|.|\n", r"\(*[(]*a{1,2}+|.|\n",
+        r"a$|[$]|\$|.|\n",
+    ],
+)  # fmt: skip
+def test_counts_that_give_nothing_back_match_as_in_tiktoken(pattern: str) -> None:
+    tiktoken = pytest.importorskip("tiktoken")
+    pairs = [f"{a}{b}".encode() for a in "ab]$\n" for b in "ab]$\n"]
+    ranks = small_ranks() | {pair: 300 + i for i, pair in enumerate(pairs)}
+    theirs = tiktoken.Encoding("x", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    ours = TiktokenEncoding.like(theirs, cache=False)
+    for size in range(5):
+        for letters in itertools.product("ab]$\n", repeat=size):
+            assert ours.encode("".join(letters)) == theirs.encode("".join(letters)), letters
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -101,7 +166,7 @@ def test_decoding_and_vocabulary(pair: Any) -> None:
         assert getattr(ours, name) == getattr(theirs, name), name
     assert sorted(ours.token_byte_values()) == sorted(theirs.token_byte_values())
     assert ours._mergeable_ranks == theirs._mergeable_ranks
-    rows = [theirs.encode(text, allowed_special="all") for text in TEXTS]
+    rows = [*(theirs.encode(text, allowed_special="all") for text in TEXTS), list("\x80\xbf\xc0🙂".encode())]
     for ids in [*rows, [0xF0], [700, 65]]:
         for name in ("decode", "decode_bytes", "decode_tokens_bytes"):
             assert getattr(ours, name)(ids) == getattr(theirs, name)(ids)
