@@ -19,7 +19,6 @@ import numpy as np
 from prelude.errors import InsufficientMemory
 
 MAX_BLOCKS = 1 << 24  # of the pool's allocator
-_UNLIMITED = 1 << 60  # version 1 writes "no limit" as a huge number
 
 
 def available_memory(root: str | Path = "/") -> int | None:
@@ -116,7 +115,7 @@ def _control_groups(base: Path) -> list[int]:
             ("memory.max", "memory.current") if second else ("memory.limit_in_bytes", "memory.usage_in_bytes")
         )
         most, used = number_in(group / limit), number_in(group / usage)
-        if most is not None and used is not None and most < _UNLIMITED:
+        if most is not None and used is not None:
             left.append(most - used + _reclaimable(group))
     return left
 

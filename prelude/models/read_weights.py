@@ -56,7 +56,7 @@ from prelude.models.weights import (
     OptionWeights,
     PointerWeights,
 )
-from prelude.records import fields, replace
+from prelude.records import fields
 from prelude.terminal.progress import watched
 
 
@@ -354,7 +354,7 @@ def load_weights(
     lm_head = reader.head(f"{LM_HEAD}.weight" if own else name) if own or tied else None
     # Heads read a handful of rows: float32 costs nothing and spares the answer one rounding.
     exact = _Reader(source, FLOAT32)
-    found = ModelWeights(
+    return ModelWeights(
         embeddings=reader.embeddings(spec.embeddings, spec.max_positions, lm_head if tied else None),
         layers=tuple(map(reader.layer, watched(spec.layers, "loading", "layers", len(spec.layers)))),
         final_norm=None if spec.final_norm is None else reader.norm(spec.final_norm),
@@ -363,5 +363,5 @@ def load_weights(
         options=None if spec.options is None else exact.options(spec.options),
         masked=None if masked is None else exact.masked(masked),
         dtype=dtype,
+        used=source.used,  # the last: it is known once all are read
     )
-    return replace(found, used=source.used)

@@ -316,8 +316,7 @@ class EngineCore:
                 if after_step is not None:
                     after_step()
         finally:
-            idle = self.loop.idle  # asked under the lock: a step of another thread changes the list of shapes
-            wants = idle.works and idle.wanted
+            wants = self.loop.idle.wanted  # asked under the lock: a step of another thread changes the list of shapes
             wanted = lock.release()
             if wanted or self.stepper.busy or self.inbox.closed or wants:
                 self._wake_for_others()  # their work, or the rest after an interrupt, or the executor's own

@@ -320,7 +320,6 @@ class IdleWork:
         self._due = due
         self._closed = closed
         self._idle: Callable[[Callable[[], bool]], bool] | None = getattr(executor, "idle", None)
-        self.works = self._idle is not None
 
     @property
     def wanted(self) -> bool:

@@ -104,6 +104,24 @@ def test_an_answer_that_comes_too_late_is_a_deadline_exceeded() -> None:
 
 
 @pytest.mark.fault(18)
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_a_deadline_has_passed_at_its_moment(before: int) -> None:
+    """The clock is asked when a request is made, when a step begins, and when its end is told."""
+    core, sink = service_core(), Collect()
+    times = iter([6.0] * before + [7.0] * 3)
+    core.lifecycle.clock = lambda: next(times)
+    try:
+        request = core.request(last_logprob(prompt(5, 1)), sink, RequestOptions(deadline=5.0), expires=7.0)
+    except DeadlineExceeded:
+        assert before == 0 and core.snapshot()["rejected"] == {"deadline": 1}
+        return
+    core.lifecycle.post([request])
+    core.step()
+    assert before and isinstance(sink.ends[request.id][1], DeadlineExceeded)
+    assert (core.stats.expired, core.stats.steps["oneshot"]) == (1, before - 1) and is_empty(core)
+
+
+@pytest.mark.fault(18)
 def test_many_deadlines_that_do_not_come_are_forgotten() -> None:
     core = service_core()
     sink = Collect()

@@ -62,10 +62,12 @@ def test_theta_in_either_place(changes: dict[str, Any], theta: float) -> None:
     "said",
     [
         {"rope_type": "default"}, {"rope_type": "linear", "factor": 3.0}, {"rope_type": "yarn", **YARN},
+        {"rope_type": "linear", "factor": 1.0},
         {"rope_type": "yarn", **YARN, "truncate": False, "beta_fast": 16, "beta_slow": 2, "attention_factor": 1.5},
         {"rope_type": "yarn", **YARN, "mscale": 0.7, "mscale_all_dim": 0.9}, LLAMA3,
+        {"rope_type": "yarn", **YARN, "mscale": 0.7}, {"rope_type": "yarn", **YARN, "beta_fast": 2, "beta_slow": 2},
         *[{"rope_type": "yarn", **YARN, "rope_theta": theta, "original_max_position_embeddings": original}
-          for theta, original in ((100.0, 1 << 16), (1e4, 4096))],
+          for theta, original in ((100.0, 1 << 16), (1e4, 4096), (1e4, 16))],
     ],
 )  # fmt: skip
 def test_inverse_frequencies_are_those_of_transformers(said: dict[str, Any]) -> None:

@@ -80,8 +80,8 @@ def test_layers_that_do_not_rotate() -> None:
 
 
 def test_parts_of_heads_turn() -> None:
-    rope = read(PHI3, partial_rotary_factor=0.5).spec.attention.rope
-    assert rope is not None and rope.width == 4
+    ropes = [read(PHI3, partial_rotary_factor=part).spec.attention.rope for part in (0.25, 0.5, 1.0)]
+    assert [rope.width for rope in ropes if rope is not None] == [2, 4, 8]
 
 
 @pytest.mark.parametrize("name", ["longrope", "su", "yarn"])
@@ -107,6 +107,15 @@ def test_longrope_is_that_of_transformers(said: dict[str, float], name: str, lon
     assert np.abs(ours / wanted.double().numpy() - 1).max() < 4e-7 and factor == pytest.approx(scale, rel=1e-12)
 
 
+@pytest.mark.parametrize("where", ["outside", "inside"])
+def test_longrope_of_an_original_context_of_one_token_scales_nothing(where: str) -> None:
+    original = {"original_max_position_embeddings": 1}
+    changes = {"rope_scaling": {**LONG, **original}} if where == "inside" else {"rope_scaling": LONG, **original}
+    config = read(PHI3, **changes)
+    rope = config.spec.attention.rope
+    assert rope is not None and (config.max_positions, rope.frequencies()[1]) == (1, 1.0)
+
+
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({**PHI3, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
     ({**PHI3, "sliding_window": 9, "layer_types": ["full_attention"] * 2}, "holds for all layers"),
@@ -116,6 +125,7 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
         {**GEMMA3, "architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True},
         "use_bidirectional_attention with a language-model head",
     ),
+    ({**GEMMA, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ({**GEMMA2, "hidden_activation": "relu"}, "hidden_activation 'relu'"),
     ({**GEMMA2, "layer_types": ["full_attention", "chunked_attention"]}, "layer_types with 'chunked_attention'"),
     ({**GEMMA3, "architectures": ["Gemma3ForConditionalGeneration"]}, "'Gemma3ForConditionalGeneration'"),
@@ -124,8 +134,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({**PHI3, "sliding_window": 0}, "sliding_window is 0"),
     ({**PHI3, "sliding_window": -1}, "sliding_window is -1"),
     ({**PHI3, "partial_rotary_factor": 0.2}, "partial_rotary_factor is 0.2, of heads of 8 values an even number"),
+    ({**PHI3, "partial_rotary_factor": 0.1}, "partial_rotary_factor is 0.1, of heads of 8 values an even number"),
+    ({**PHI3, "partial_rotary_factor": 0.4}, "partial_rotary_factor is 0.4, of heads of 8 values an even number"),
+    ({**PHI3, "rope_scaling": {**LONG, "long_factor": [True] * 4}}, "long_factor is .* a list of 4 numbers"),
     ({**PHI3, "rope_scaling": {**LONG, "short_factor": [1.0] * 3}}, r"short_factor is .* a list of 4 numbers"),
     ({**PHI3, "rope_scaling": {**LONG, "long_factor": [1.0, 1.0, 1.0, 0.0]}}, "long_factor is .* above 0"),
+    ({**PHI3, "rope_scaling": {**LONG, "long_factor": 4}}, "long_factor is 4, a list of 4 numbers"),
     ({**PHI3, "rope_scaling": {"type": "su"}}, "short_factor is missing"),
     ({**PHI3, "rope_scaling": LONG, "original_max_position_embeddings": 0}, "original_max_position_embeddings is 0"),
     ({**SMOLLM3, "no_rope_layers": [1]}, r"no_rope_layers is \[1\], a list of 2"),

@@ -62,28 +62,46 @@ def written(path: Path, content: bytes) -> Path:
 MANY = 1 << 40
 REFUSED: dict[str, tuple[bytes, str]] = {
     "an empty file": (b"", "does not begin with GGUF"),
+    "three bytes": (b"GGU", "does not begin with GGUF"),
     "another magic": (header([], [], magic=b"GGML"), "does not begin with GGUF"),
     "a pointer of git-lfs": (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
     "version 1": (header([], [], version=1), "GGUF version 1"),
     "the other byte order": (header([], [], version=3 << 24), "GGUF version 50331648"),
-    "many tensors": (header([], [], counts=(MANY, 0)), "tensors, the limit is"),
-    "many metadata": (header([], [], counts=(0, MANY)), "metadata, the limit is"),
+    "many tensors": (header([], [], counts=(MANY, 0)), "tensors, the limit is 100,000"),
+    "many metadata": (header([], [], counts=(0, MANY)), "metadata, the limit is 10,000"),
     "more tensors than there are": (header([], [], b"", counts=(9, 0)), "truncated"),
-    "a long key": (header([struct.pack("<Q", MANY)], []), "a metadata key has"),
+    "a long key": (
+        header([struct.pack("<Q", MANY)], []),
+        "a metadata key has 1,099,511,627,776 bytes, the limit is 256",
+    ),
     "a key that is not UTF-8": (header([entry(b"\xff", U8, b"\1")], []), "not valid UTF-8"),
     "a key twice": (header([entry("k", U8, b"\1")] * 2, []), "there twice"),
     "an unknown type": (header([entry("k", 99, b"\1")], []), "unknown type 99"),
     "a boolean of 2": (header([entry("k", BOOL, b"\2")], []), "other than 0 and 1"),
-    "a long text": (header([entry("k", TEXT, struct.pack("<Q", MANY))], []), "has 1,099,511,627,776 bytes"),
+    "a long text": (header([entry("k", TEXT, struct.pack("<Q", MANY))], []), "776 bytes, the limit is 8,388,608"),
     "a text beyond the file": (header([entry("k", TEXT, struct.pack("<Q", 9999))], [], b""), "truncated"),
     "a text that is not UTF-8": (header([entry("k", TEXT, text(b"\xff"))], []), "not valid UTF-8"),
-    "a long array": (header([entry("k", ARRAY, array(U8, MANY, b""))], []), "an array of 1,099,511,627,776 values"),
+    "a long array": (
+        header([entry("k", ARRAY, array(U8, MANY, b""))], []),
+        "776 values, the limits are 4,194,304 and 16,777,216",
+    ),
     "an array beyond the file": (header([entry("k", ARRAY, array(U64, 5000, b""))], []), "truncated"),
     "a long part": (header([entry("k", ARRAY, array(TEXT, 1, text(bytes((8 << 20) + 1))))], []), "over 8,388,608"),
-    "an array of texts beyond the file": (header([entry("k", ARRAY, array(TEXT, 5000, b""))], []), "5,000 texts"),
+    "an array of texts beyond the file": (
+        header([entry("k", ARRAY, array(TEXT, 5000, b""))], []),
+        "not end in the file",
+    ),
     "a text of an array beyond the file": (
         header([entry("k", ARRAY, array(TEXT, 1, struct.pack("<Q", 8)))], [], b""),  # seven bytes are left
         "text 0 does not end in the file",
+    ),
+    "a length of an array beyond the file": (
+        header([entry("k", ARRAY, array(TEXT, 1, bytes(7)))], [], b"")[:-8],
+        "text 0 does not end in the file",
+    ),
+    "text of an array that is not UTF-8": (
+        header([entry("k", ARRAY, array(TEXT, 1, text(b"\xff")))], []),
+        "not valid",
     ),
     "an array of arrays": (header([entry("k", ARRAY, array(ARRAY, 1, array(U8, 1, b"\1")))], []), "array of arrays"),
     "an array of an unknown type": (header([entry("k", ARRAY, array(77, 1, b"\1"))], []), "unknown type 77"),
@@ -92,12 +110,16 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         "for all arrays together",
     ),
     "an alignment of 24": (header([entry("general.alignment", I32, struct.pack("<i", 24))], []), "a power of two"),
-    "a negative alignment": (header([entry("general.alignment", I32, struct.pack("<i", -32))], []), "a power of two"),
+    "a negative alignment": (
+        header([entry("general.alignment", I32, struct.pack("<i", -32))], []),
+        "from 8 to 1,048,576",
+    ),
     "an alignment of text": (header([entry("general.alignment", TEXT, text("32"))], []), "a power of two"),
+    "a long name": (header([], [struct.pack("<Q", MANY)]), "a tensor has 1,099,511,627,776 bytes, the limit is 256"),
     "no dimensions": (header([], [tensor(sizes=())]), "0 dimensions"),
-    "many dimensions": (header([], [tensor(rank=1 << 31)]), "dimensions"),
+    "many dimensions": (header([], [tensor(rank=1 << 31)]), "dimensions, from 1 to 4 are"),
     "a size of zero": (header([], [tensor(sizes=(32, 0))]), "the sizes"),
-    "sizes that overflow": (header([], [tensor(sizes=(1 << 32, 1 << 32))]), "the sizes"),
+    "sizes that overflow": (header([], [tensor(sizes=(1 << 32, 1 << 32))]), "from 1 to 1,152,921,504,606,846,976"),
     "a type that is unknown": (header([], [tensor(kind=1000)]), "type 1000; supported"),
     "rows of half a block": (header([], [tensor(sizes=(16, 2), kind=8)]), "no whole blocks of 32 of Q8_0"),
     "an offset that is not aligned": (header([], [tensor(offset=4)]), "no multiple of general.alignment"),
@@ -141,6 +163,15 @@ def test_a_limit_is_the_last_that_is_read(name: str, tmp_path: Path, monkeypatch
         GgufFile(written(tmp_path, made(limit + 1)))
 
 
+@pytest.mark.parametrize("last", [entry("k", U8, b"\1"), entry("k", ARRAY, array(TEXT, 2, text("") * 2))])
+def test_a_header_may_end_with_its_file(last: bytes, tmp_path: Path) -> None:
+    with GgufFile(written(tmp_path, b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + last)) as file:
+        assert file.metadata in ({"k": 1}, {"k": ["", ""]})
+
+
+NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 10, 11, 12), "BbHhIifQqd"))  # as struct names them
+
+
 def good() -> bytes:
     values = [
         entry("general.architecture", TEXT, text("llama")),
@@ -150,9 +181,19 @@ def good() -> bytes:
         entry("numbers", ARRAY, array(I32, 3, struct.pack("<3i", -1, 0, 1))),
         entry("texts", ARRAY, array(TEXT, 2, text("a") + text("\u2581b"))),
         entry("switches", ARRAY, array(BOOL, 2, b"\0\1")),
+        *[entry(f"one {kind}", kind, struct.pack(f"<{letter}", 77)) for kind, letter in NUMBERS.items()],
+        *[
+            entry(f"two {kind}", ARRAY, array(kind, 2, struct.pack(f"<2{letter}", 7, 8)))
+            for kind, letter in NUMBERS.items()
+        ],
     ]
-    data = np.arange(64, dtype=np.float32).tobytes()
-    return header(values, [tensor("b.weight", (32,), offset=128), tensor("a.weight", (8, 4))], data)
+    data = np.arange(65, dtype=np.float32).tobytes()
+    tensors = [
+        tensor("a.weight", (32,), offset=128),
+        tensor("b.weight", (8, 4)),
+        tensor("c.weight", (1,), offset=256),
+    ]
+    return header(values, tensors, data)
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -162,9 +203,10 @@ def test_the_fields_of_a_good_header(version: int, tmp_path: Path) -> None:
     with GgufFile(written(tmp_path, bytes(content))) as file:
         told: dict[str, Any] = {"general.architecture": "llama", "u": 1 << 63, "f": 0.5, "b": True}
         told |= {"numbers": [-1, 0, 1], "texts": ["a", "\u2581b"], "switches": [False, True]}
+        told |= {f"one {kind}": 77 for kind in NUMBERS} | {f"two {kind}": [7, 8] for kind in NUMBERS}
         assert file.metadata == told
-        assert file.tensor("a.weight").tolist() == np.arange(32.0).reshape(4, 8).tolist()
-        assert file.tensor("b.weight")[0] == 32.0
+        assert file.tensor("b.weight").tolist() == np.arange(32.0).reshape(4, 8).tolist()
+        assert [file.tensor(name)[0] for name in ("a.weight", "c.weight")] == [32.0, 64.0]
 
 
 def test_headers_at_random(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def test_directory_is_itself(
         ("../up", "no such file or directory"), ("~nobody_at_all/x/y", "no such file or directory"),
         ("org/../name", "no such file or directory"), ("org/na me", "no such file or directory"),
         ("org\\name", "no such file or directory"), ("https://hub.example/org/name", "no such file or directory"),
+        ("org/a..b", "not a hub name"), ("org/na--me", "not a hub name"), ("org/" + "n" * 93, "not a hub name"),
         ("org--name", "no such file or directory"), ("x" * 5000, "no such file or directory|cannot be read"),
         ("", "a directory or a hub name"), ("a\0b", "a directory or a hub name"), (None, "a directory or a hub name"),
         (7, "a directory or a hub name"), (b"org/name", "a directory or a hub name"),
@@ -154,9 +155,11 @@ def test_from_pretrained_takes_a_revision(make: Any, downloads: list[Any]) -> No
     assert [options["revision"] for _, options in downloads] == ["v1.5"]
     with pytest.raises(ModelError, match=r"revision='v1' is for a hub name"):
         make(revision="v1")
+    with pytest.raises(ModelError, match="not loaded from the hub"):
+        make("org/" + "n" * 92, revision="r" * 255)
 
 
-@pytest.mark.parametrize("revision", ["", "../main", "a b", 7, "x" * 300, "-r", "a\0"])
+@pytest.mark.parametrize("revision", ["", "../main", "a b", 7, "x" * 256, "a..b", "-r", "a\0"])
 def test_bad_revisions(revision: Any, downloads: list[Any]) -> None:
     with pytest.raises(ModelError, match=r"revision is .*: the name of a commit, a tag or a branch is needed"):
         resolve("org/name", revision=revision)

@@ -37,12 +37,16 @@ def group(name: str, most: int | str, used: int, stat: str = "") -> dict[str, st
     [
         ({}, 16 * GIB),
         ({**V2, **group("service/job", "max", GIB)}, 16 * GIB),
-        ({**V2, **group("service/job", 8 * GIB, 3 * GIB)}, 5 * GIB),
+        ({"proc/self/cgroup": "0::/user:1/job\n", **group("user:1/job", 8 * GIB, 3 * GIB)}, 5 * GIB),
+        ({**V2, "sys/fs/cgroup/service/job/memory.max": f"{GIB}\n"}, 16 * GIB),
         ({**V2, **group("service/job", 8 * GIB, 3 * GIB), **group("service", 4 * GIB, 3 * GIB)}, GIB),
         ({**V2, **group("", 2 * GIB, GIB)}, GIB),
         ({**V2, **group("service/job", GIB, 2 * GIB)}, 0),
         (
-            {**V2, **group("service/job", 8 * GIB, 8 * GIB, f"anon 1\ninactive_file {GIB}\nactive_file {GIB}\n")},
+            {
+                **V2,
+                **group("service/job", 8 * GIB, 8 * GIB, f"x 1\ninactive_file {GIB}\nactive_file {GIB}\nactive_file"),
+            },
             2 * GIB,
         ),
         (
@@ -57,7 +61,7 @@ def group(name: str, most: int | str, used: int, stat: str = "") -> dict[str, st
         ),
         ({"proc/self/cgroup": "nonsense\n\n0::/../..\n"}, 16 * GIB),
     ],
-    ids=["machine", "unlimited", "group", "parent", "container", "over", "page_cache", "version_1", "odd"],
+    ids=["machine", "unlimited", "group", "bare", "parent", "container", "over", "page_cache", "version_1", "odd"],
 )
 def test_available(files: dict[str, str], expected: int, tmp_path: Path) -> None:
     assert available_memory(tree(tmp_path, {**MEMINFO, **files})) == expected
@@ -103,6 +107,7 @@ def test_the_default_pool_follows_the_memory_and_the_positions(
 def test_a_model_of_few_positions_keeps_the_fallback_for_prefixes() -> None:
     """One running sequence of 64 tokens fills four blocks; the prefix cache has a use for more."""
     assert default_blocks(GIB, 1024, block_size=16, longest=64, running=1, fallback=32 << 10) == 32
+    assert default_blocks(None, 64 << 10, block_size=16, longest=64, running=1, fallback=32 << 10) == 1
 
 
 _STEPS = """

@@ -71,11 +71,10 @@ class GgufFile(MappedFile):
     metadata: dict[str, Value]
 
     def _parse(self, size: int) -> None:
-        first = self.read(min(size, 4))
-        if first != MAGIC:
-            begins = self.read(min(size - len(first), len(LFS_POINTER) - 4)) if first == LFS_POINTER[:4] else b""
-            is_pointer = (first + begins).startswith(LFS_POINTER)
-            raise CheckpointError(f"{self.path}: {LFS_ADVICE if is_pointer else 'does not begin with GGUF'}")
+        first = self.read(min(size, len(LFS_POINTER)))
+        if not first.startswith(MAGIC):
+            advice = LFS_ADVICE if first == LFS_POINTER else "does not begin with GGUF"
+            raise CheckpointError(f"{self.path}: {advice}")
         with mmap.mmap(self._file.fileno(), size, access=mmap.ACCESS_READ) as data:
             header = _Header(data, size, self.path)
             self.metadata, self.tensors = header.metadata, header.tensors
@@ -180,8 +179,6 @@ class _Header:
         if kind == _ARRAY:
             raise self.wrong(f"{name} is an array of arrays")
         if kind == _TEXT:
-            if 8 * length > self.size - self.at:
-                raise self.wrong(f"{name} has {length:,} texts, {self.size - self.at:,} bytes are left of the file")
             return self.texts(length, name)
         if kind == _BOOL:
             return self.booleans(self.take(length, name), name)
@@ -198,7 +195,7 @@ class _Header:
         data, at, last, length_of = self.data, self.at, self.size - 8, struct.Struct("<Q").unpack_from
         found: list[str] = []
         for _ in range(count):
-            length = length_of(data, at)[0] if at <= last else MAX_TEXT_BYTES + 1
+            length = length_of(data, at)[0] if at <= last else self.size
             if length > MAX_TEXT_BYTES or at + 8 + length > self.size:
                 raise self.wrong(
                     f"{name}: text {len(found):,} does not end in the file, or has over {MAX_TEXT_BYTES:,} bytes"
@@ -213,12 +210,11 @@ class _Header:
 
     def read_alignment(self) -> int:
         alignment = self.metadata.get("general.alignment", 32)
-        good = type(alignment) is int and 8 <= alignment <= MAX_ALIGNMENT and alignment & (alignment - 1) == 0
-        if not good or not isinstance(alignment, int):
-            raise self.wrong(
-                f"general.alignment is {shown(alignment)}, a power of two from 8 to {MAX_ALIGNMENT:,} is needed"
-            )
-        return alignment
+        if type(alignment) is int and 8 <= alignment <= MAX_ALIGNMENT and alignment & (alignment - 1) == 0:
+            return alignment
+        raise self.wrong(
+            f"general.alignment is {shown(alignment)}, a power of two from 8 to {MAX_ALIGNMENT:,} is needed"
+        )
 
     def read_tensor(self) -> tuple[str, str, tuple[int, ...], int, int]:
         """Name, type, shape, bytes and offset."""
