@@ -130,7 +130,7 @@ class PackedWeights(SafetensorsFile):
                     f"{wanted!r}; convert the model again"
                 )
         dtype, quantization, packing = (metadata.get(key) for key in ("dtype", "quantization", "packing"))
-        known = dtype in ("float32", "bfloat16") and quantization in ("", "int8") and packing in PRODUCED
+        known = dtype in ("float32", "bfloat16") and quantization in ("", "int8")
         if quantization == "int8":
             agree = packing == "int8"
         else:
@@ -171,12 +171,7 @@ def _kept(name: str, entry: Any) -> Kept | None:
     if not isinstance(entry, dict) or entry.keys() != {"packing", "inputs", "parts"}:
         return None
     packing, inputs, parts = entry["packing"], entry["inputs"], entry["parts"]
-    if (
-        not isinstance(packing, str)
-        or packing not in PRODUCED
-        or type(inputs) is not int
-        or not 1 <= inputs < 1 << 31
-    ):
+    if packing not in [*PRODUCED] or type(inputs) is not int or not 1 <= inputs < 1 << 31:
         return None
     if not isinstance(parts, list) or not parts:
         return None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from prelude.errors import CheckpointError, ExecutionError, ModelError, Unsuppor
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from prelude.models.packed import PackedLinear
-from prelude.models.packed_file import LAYOUT, PACKED_FILE, PackedWeights
+from prelude.models.packed_file import LAYOUT, PACKED_FILE, PRODUCED, PackedWeights, write_safetensors
 from prelude.tools.cli import main
 from prelude.tools.convert import convert
 from tests.checkpoints import make_checkpoint, save_model
@@ -278,6 +279,45 @@ def test_changed_headers_are_refused(edit: str, tmp_path: Path) -> None:
     _rewrite(folder / PACKED_FILE, change)
     with pytest.raises(error, match=told):
         Checkpoint.open(folder, ModelConfig.from_dir(folder)).close()
+
+
+def written(path: Path, weights: dict[str, Any], **choice: str) -> Path:
+    metadata = {"format": "prelude-packed", "version": "1", "layout": LAYOUT, "weights": json.dumps(weights)}
+    choice = {"dtype": "float32", "quantization": "", "packing": "float32", **choice}
+    write_safetensors(path, {name: np.zeros(1, np.int32) for name in weights}, {**metadata, **choice})
+    return path
+
+
+HALF, MOST = 1 << 28, (1 << 31) - 1
+DESCRIBED: list[tuple[dict[str, Any], bool]] = [
+    ({}, True), ({"packing": "int4"}, False), ({"packing": 5}, False), ({"more": 1}, False),
+    ({"inputs": 0}, False), ({"inputs": 1}, True), ({"inputs": True}, False),
+    ({"inputs": MOST, "parts": [["a", 1]]}, True), ({"inputs": MOST + 1, "parts": [["a", 1]]}, False),
+    ({"inputs": 1, "parts": [["a", MOST]]}, True), ({"inputs": 1, "parts": [["a", MOST + 1]]}, False),
+    ({"inputs": HALF - 1, "parts": [["a", HALF]]}, True), ({"inputs": HALF, "parts": [["a", HALF]]}, False),
+    ({"parts": []}, False), ({"parts": {"a": 1}}, False), ({"parts": [["a", 0]]}, False),
+    ({"parts": [["a", True]]}, False), ({"parts": [["a"]]}, False), ({"parts": [["a", 1, 1]]}, False),
+    ({"parts": [[1, 1]]}, False), ({"parts": ["ab"]}, False), ({"parts": [["a", 1], ["b", 1]]}, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes, good", DESCRIBED)
+def test_which_descriptions_are_some(changes: dict[str, Any], good: bool, tmp_path: Path) -> None:
+    """Those that are have other sizes than their tensor."""
+    described = {"packing": "float32", "inputs": 8, "parts": [["a", 4]], **changes}
+    with pytest.raises(CheckpointError, match="are .* words" if good else "is described by"):
+        PackedWeights(written(tmp_path / "w", {"w": described}))
+
+
+def test_which_choices_agree(tmp_path: Path) -> None:
+    agree = {("float32", "", packing) for packing in ("float32", "widened", "float16")}
+    agree |= {("bfloat16", "", packing) for packing in ("bfloat16", "widened")}
+    agree |= {(dtype, "int8", "int8") for dtype in ("float32", "bfloat16")}
+    for choice in product(("float32", "bfloat16", "float16"), ("", "int8", "int4"), (*PRODUCED, "int4")):
+        path = written(tmp_path / " ".join(choice), {}, **dict(zip(("dtype", "quantization", "packing"), choice)))
+        with contextlib.nullcontext() if choice in agree else pytest.raises(CheckpointError, match="dtype '"):
+            found = PackedWeights(path).converted
+            assert (found.dtype, found.quantization or "", found.packing) == choice
 
 
 def test_weights_in_another_order_are_refused(tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ def test_longrope_of_an_original_context_of_one_token_scales_nothing(where: str)
     changes = {"rope_scaling": {**LONG, **original}} if where == "inside" else {"rope_scaling": LONG, **original}
     config = read(PHI3, **changes)
     rope = config.spec.attention.rope
+    assert read(PHI3, rope_scaling=LONG).spec.longer is None and config.spec.longer is not None
     assert rope is not None and (config.max_positions, rope.frequencies()[1]) == (1, 1.0)
 
 
@@ -139,6 +140,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({**PHI3, "rope_scaling": {**LONG, "long_factor": [True] * 4}}, "long_factor is .* a list of 4 numbers"),
     ({**PHI3, "rope_scaling": {**LONG, "short_factor": [1.0] * 3}}, r"short_factor is .* a list of 4 numbers"),
     ({**PHI3, "rope_scaling": {**LONG, "long_factor": [1.0, 1.0, 1.0, 0.0]}}, "long_factor is .* above 0"),
+    ({**PHI3, "rope_scaling": {**LONG, "long_factor": [1e6, 1e6, 1e6, 2e6]}}, "long_factor is .* above 0"),
     ({**PHI3, "rope_scaling": {**LONG, "long_factor": 4}}, "long_factor is 4, a list of 4 numbers"),
     ({**PHI3, "rope_scaling": {"type": "su"}}, "short_factor is missing"),
     ({**PHI3, "rope_scaling": LONG, "original_max_position_embeddings": 0}, "original_max_position_embeddings is 0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from prelude.errors import ModelError
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from prelude.models.files import ModelDirectory
-from prelude.models.sentence_transformers import read_embedding
+from prelude.models.sentence_transformers import read_embedding, read_recipes
+from prelude.recipes import RerankRecipe
 from prelude.tools.convert import convert
 from prelude.values.model_settings import EmbeddingSettings
 from tests.encoders import write_encoder
@@ -126,6 +128,87 @@ def test_malformed_settings(name: str, content: dict[str, Any], match: str, tmp_
     (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(ModelError, match=match):
         read_embedding(tmp_path)
+
+
+BOUNDS: list[tuple[str, str, list[Any], list[Any]]] = [
+    ("config_sentence_transformers", "truncate_dim", [1, 1 << 20], [0, (1 << 20) + 1, 5.0]),
+    ("config_sentence_transformers", "prompts", [{"a": "b" * (1 << 16)}], [{"a": "b" * ((1 << 16) + 1)}]),
+    (
+        "config_sentence_transformers",
+        "prompts",
+        [{str(i): "" for i in range(4096)}],
+        [{str(i): "" for i in range(4097)}, ["a"]],
+    ),
+    ("sentence_bert_config", "max_seq_length", [1, 1 << 40], [0, (1 << 40) + 1, True]),
+    ("tokenizer_config", "truncation_side", ["left", "right"], ["middle", None]),
+]
+
+
+@pytest.mark.parametrize("name, key, right, wrong", BOUNDS)
+def test_both_sides_of_a_bound(name: str, key: str, right: list[Any], wrong: list[Any], tmp_path: Path) -> None:
+    directory(tmp_path, {"pooling_mode": "cls"}, listing("Transformer", "Pooling"))
+    field = {"max_seq_length": "max_length", "truncation_side": "truncation"}.get(key, key)
+    for value in right:
+        (tmp_path / f"{name}.json").write_text(json.dumps({key: value}), encoding="utf-8")
+        found = getattr(read_embedding(tmp_path), field)
+        assert found == {"left": "head", "right": "tail"}.get(str(value), value)
+    for value in wrong:
+        (tmp_path / f"{name}.json").write_text(json.dumps({key: value}), encoding="utf-8")
+        with pytest.raises(ModelError, match=f"{name}.json: {key} is "):
+            read_embedding(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "said, longest",
+    [
+        ({}, None), ({"model_max_length": 1}, 1), ({"model_max_length": 12.0}, 12), ({"model_max_length": 0}, None),
+        ({"model_max_length": (1 << 40) - 1}, (1 << 40) - 1), ({"model_max_length": 1 << 40}, None),
+        ({"model_max_length": "5"}, None), ({"model_max_length": True}, None), ({"max_len": 7}, 7),
+        ({"max_len": 7, "model_max_length": 9}, 9),
+    ],
+)  # fmt: skip
+def test_the_longest_text_of_the_tokenizer(said: dict[str, Any], longest: int | None, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said), encoding="utf-8")
+    assert read_embedding(tmp_path).max_length == longest
+    directory(tmp_path, {"pooling_mode": "cls"}, listing("Transformer", "Pooling"))
+    for inner, wanted in (({"max_length": 3}, 3), ({}, longest), (None, longest)):
+        text = json.dumps({"processing_kwargs": {"text": inner}})
+        (tmp_path / "sentence_bert_config.json").write_text(text, encoding="utf-8")
+        assert read_embedding(tmp_path).max_length == wanted
+
+
+TEMPLATE = "chat_template"
+RECIPES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any] | str]] = [
+    ({}, {}, {}),
+    ({"activation_fn": "torch.nn.modules.linear.Identity"}, {}, {"activation": "none"}),
+    ({"activation_fn": "torch.nn.Tanh"}, {}, "an activation that is supported"),
+    ({"prompts": {"a": "Be strict."}, "default_prompt_name": "a"}, {}, {"instruction": "Be strict."}),
+    ({"prompts": {"a": ""}, "default_prompt_name": "a"}, {}, {}),
+    ({"prompts": {"a": "Be strict."}}, {TEMPLATE: {"restore_suffix": True}}, {}),
+    ({}, {TEMPLATE: {"add_generation_prompt": True}, "text": {}}, {"generation_prompt": True}),
+    ({}, {TEMPLATE: {"enable_thinking": False}}, "options of the chat template"),
+    ({}, {TEMPLATE: [1]}, "options of the chat template"),
+]
+
+
+@pytest.mark.parametrize("settings, processing, expected", RECIPES)
+@pytest.mark.parametrize("no", [None, 3])
+def test_the_recipe_of_a_module_of_two_tokens(
+    settings: dict[str, Any], processing: Any, expected: dict[str, Any] | str, no: int | None, tmp_path: Path
+) -> None:
+    modules = [*listing("Transformer"), {"type": KIND + "LogitScore", "path": "1_LogitScore"}]
+    directory(tmp_path, {"true_token_id": 5, "false_token_id": no}, modules, "1_LogitScore")
+    said = {"config_sentence_transformers": settings, "sentence_bert_config": {"processing_kwargs": processing}}
+    for name, content in said.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    found = read_recipes(tmp_path, None, 8)
+    if isinstance(expected, str):
+        assert found.rerank is None and expected in found.looked[1]
+        return
+    usual = RerankRecipe("sentence-transformers", 5, no, activation="sigmoid", generation_prompt=False)
+    assert found.rerank == replace(usual, **expected)
+    with pytest.raises(ModelError, match="true_token_id is 5, token ids here are between 0 and vocab_size - 1 = 4"):
+        read_recipes(tmp_path, None, 5)
 
 
 @pytest.mark.parametrize(
