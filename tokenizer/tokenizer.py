@@ -294,14 +294,13 @@ class Tokenizer(ArrayMethods, ComponentMethods):
         truncation cuts off are rows too. ``dtype``: int32 or int64.
 
         Raises ``TokenizerError`` if rows have different lengths, as they may without padding."""
-        wide = np.dtype(dtype) == np.int64
-        if not wide and np.dtype(dtype) != np.int32:
+        kind = str(np.dtype(dtype))
+        if kind not in ("int32", "int64"):
             raise TypeError(f"dtype={dtype!r} is neither int32 nor int64")
         inputs = batch_inputs(batch_list(input), is_pretokenized)
         firsts, seconds = [one.first for one in inputs], [one.second for one in inputs]
         truncation, padding, special = self._truncation, self._padding, bool(add_special_tokens)
         columns = (0, 1, 2, 3, 4) if offsets else (0, 1, 2, 3)
-        kind = "int64" if wide else "int32"
         settings = special, truncation, padding, not self._encode_special
         found = self._row_columns(firsts, seconds, *settings, columns, kind, overflow)
         if found is None:

@@ -133,21 +133,30 @@ def test_the_template_file_counts_over_the_configuration(json_of: Any, tmp_path:
 
 
 @pytest.mark.fault(31)
-@pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        ({"add_eos_token": True, "eos_token": "<special>"}, "add_eos_token is true.*never ends"),
-        ({"add_bos_token": False, "bos_token": "[CLS]"}, "add_bos_token is false.*begins"),
-        ({"pad_token": "<nowhere>"}, "pad_token '<nowhere>' is not in the vocabulary"),
-        ({"added_tokens_decoder": {"17": {"content": "[CLS]"}}}, "'\\[CLS\\]' as id 17, the vocabulary as 2"),
-    ],
-)
-def test_contradictions_are_warned_about(json_of: Any, tmp_path: Path, config: Any, says: str) -> None:
-    path = beside(tmp_path, json_of("template"), **config)
-    with pytest.warns(TokenizerConfigWarning, match=says) as caught:
-        Tokenizer.from_file(path)
-    assert "tokenizer_config.json" in str(caught[0].message) and str(path) in str(caught[0].message)
-    assert caught[0].filename == __file__
+def test_contradictions_are_warned_about(json_of: Any, tmp_path: Path) -> None:
+    config: dict[str, Any] = {
+        "add_bos_token": False, "bos_token": "[CLS]", "add_eos_token": True, "eos_token": "<special>",
+        "pad_token": "<nowhere>", "unk_token": {"content": "<no>"}, "sep_token": "[SEP]", "image_token": "<image>",
+        "added_tokens_decoder": {"17": {"content": "[CLS]"}, "2": {"content": "[CLS]"}, "5": "x", "6": {}},
+    }  # fmt: skip
+    says = [
+        "'<image>' of image_token is not in the vocabulary",
+        "add_bos_token is false, but the post_processor begins a sequence with bos_token '[CLS]'",
+        "add_eos_token is true, but the post_processor never ends a sequence with eos_token '<special>'",
+        "pad_token '<nowhere>' is not in the vocabulary", "unk_token '<no>' is not in the vocabulary",
+        "added_tokens_decoder has '[CLS]' as id 17, the vocabulary as 2",
+    ]  # fmt: skip
+    for more in (0, 2, 3):  # eight are named
+        config["added_tokens_decoder"] |= {str(900 + i): {"content": f"<{i}>"} for i in range(more)}
+        names = [f"added_tokens_decoder has '<{i}>' as id {900 + i}, the vocabulary as None" for i in range(more)]
+        path = beside(tmp_path, json_of("template"), **config)
+        with pytest.warns(TokenizerConfigWarning) as caught:
+            Tokenizer.from_file(path)
+        assert [str(one.message) for one in caught] == [
+            f"{path.parent / 'tokenizer_config.json'} contradicts {path}, and tokenizer.json is followed: "
+            + "; ".join([*says, *names][:8])
+        ]
+        assert caught[0].filename == __file__
 
 
 def test_agreement_and_unreadable_configurations_are_silent(json_of: Any, tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ ASKED: list[dict[str, Any]] = [
     {"truncation": True, "max_length": 4, "return_overflowing_tokens": True, "return_length": True},
     {"truncation": True, "max_length": 0}, {"max_length": 4},
     {"return_tensors": "np"}, {"return_tensors": "nope"}, {"padding": True, "return_tensors": "np"},
+    {"sanitize_control_tokens": True},
 ]  # fmt: skip
 
 
@@ -128,6 +129,17 @@ def test_forms_of_inputs_and_options(folder: Path) -> None:
                 except Exception as error:
                     found.append(TypeError if isinstance(error, TypeError) else ValueError)  # HF's is an Exception
             assert found[0] == found[1], (inputs, form, asked)
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_rows_beyond_the_length_of_the_model_are_warned_of(folder: Path, beyond: int) -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    length = len(theirs(TEXTS[0])["input_ids"]) - beyond
+    for asked in ({}, {"max_length": length}, {"verbose": False}, {"truncation": True}, {"padding": True}):
+        theirs.model_max_length, theirs.deprecation_warnings = length, {}
+        ours = fast_tokenizer(theirs)
+        assert theirs(["a", TEXTS[0]], **asked).data == ours(["a", TEXTS[0]], **asked).data
+        assert theirs.deprecation_warnings == ours.deprecation_warnings
 
 
 def test_ids_are_decoded_or_refused_as_by_transformers(folder: Path) -> None:
