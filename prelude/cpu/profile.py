@@ -17,7 +17,7 @@ from prelude.execution.executor import Executor
 from prelude.execution.layout import blank_prompts
 from prelude.execution.memory_plan import StepMemory, from_runs
 from prelude.models.config import ModelConfig
-from prelude.models.memory import give_back_freed
+from prelude.models.memory import give_back_freed, text_of
 from prelude.models.spec import Attention, Layer
 from prelude.models.weights import ModelWeights
 from prelude.readouts.base import Readout
@@ -111,11 +111,7 @@ def peak_bytes(run: Callable[[], object]) -> int | None:
 
 
 def _status(name: str) -> int | None:
-    try:
-        lines = _STATUS.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    for line in lines:
+    for line in text_of(_STATUS).splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return None

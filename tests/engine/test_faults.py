@@ -79,19 +79,39 @@ def test_rows_whose_next_step_fails_too_fail_and_the_engine_goes_on() -> None:
 @pytest.mark.fault(58)
 def test_when_every_step_fails_every_caller_is_told_and_the_engine_recovers_by_itself() -> None:
     core = service_core(FaultyExecutor(Fault("raise", "wait", 0, 5)), unhealthy=5)
-    heard = []
-    core.events.add(lambda event: heard.append(event.name))
+    heard: list[tuple[str, dict[str, Any]]] = []
+    core.events.add(lambda event: heard.append((event.name, event.data)))
     sink = Collect()
     requests = submit(core, [chat(prompt(6, i), 9) for i in range(16)], sink)
     run_steps(core)
     assert len(sink.ends) == len(requests) and all(isinstance(e, ExecutionError) for _, e in sink.ends.values())
-    assert not core.healthy and "unhealthy" in heard and is_empty(core)
+    assert not core.healthy and ("unhealthy", {"failures": 5, "error": "RuntimeError"}) in heard and is_empty(core)
+    said = {str(error) for _, error in sink.ends.values()}
+    begins = ("the step of this request failed", "the engine failed 5 steps in a row")
+    assert said == {f"{begin}: RuntimeError: injected" for begin in begins}
     [after] = submit(core, [chat(prompt(6, 1), 3)], sink)
     run_steps(core)
     assert text(sink, after) == generated(1, 3) and core.healthy
     for began in (1.0, 1.0, 2.0):
         core.stepper.hung(began)
-    assert heard.count("hung") == core.stats.hangs == 2, "once for each step that hangs"
+    hung = [data for name, data in heard if name == "hung"]
+    assert len(hung) == core.stats.hangs == 2 and all(data["seconds"] > 0 for data in hung), "once for each"
+
+
+@pytest.mark.fault(58)
+def test_a_failed_step_is_told_with_its_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    core, heard = service_core(FaultyExecutor(Fault("raise", "wait", 0))), list[Any]()
+    core.events.add(lambda event: heard.append((event.name, event.data)) if event.name == "step_failed" else None)
+    for i in range(18):
+        submit(core, [last_logprob(prompt(5, i))], Collect(), **({"request_id": f"r{i}"} if i else {}))
+    core.step()
+    [record] = [
+        vars(one) for one in caplog.records if one.getMessage().startswith("a step failed: RuntimeError: inj")
+    ]
+    assert record["event"] == "step_failed" and record["request_ids"] == [f"r{i}" for i in range(1, 17)]
+    assert record["failures_in_a_row"] == 1 and record["exc_info"][0] is RuntimeError
+    assert heard == [("step_failed", {"kind": "oneshot", "rows": 18, "error": "RuntimeError"})]
+    assert core.failures.last_error == "RuntimeError: injected"
 
 
 @pytest.mark.fault(58)
@@ -103,7 +123,9 @@ def test_when_the_executor_is_lost_rows_and_requests_that_wait_end_at_once(site:
     core.step()
     requests = talk + submit(core, [last_logprob(prompt(5, i)) for i in range(5)], sink)
     core.step()
-    assert all(isinstance(sink.ends[request.id][1], ExecutorLost) for request in requests)
+    errors = [sink.ends[request.id][1] for request in requests]
+    assert all(isinstance(error, ExecutorLost) for error in errors)
+    assert str(errors[-1]) == "the engine has ended: injected"
     assert not core.healthy and core.stats.replays == 0 and is_empty(core)
 
 
@@ -134,6 +156,17 @@ def test_an_error_of_the_engines_own_closes_it_and_every_caller_is_told(
         assert core.stopped.is_set() and not core.live
 
     asyncio.run(main())
+
+
+def test_requests_that_could_not_be_posted_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*arguments: object) -> None:
+        raise MemoryError
+
+    core = service_core()
+    monkeypatch.setattr(core.inbox, "post", no_memory)
+    with pytest.raises(MemoryError):
+        submit(core, [last_logprob(prompt(5, 1))], Collect())
+    assert not core.live and core.inbox.requests == core.inbox.tokens == 0
 
 
 # ------------------------------------------------------------------ answers of the wrong kind

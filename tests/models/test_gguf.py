@@ -327,7 +327,8 @@ def test_a_weight_of_more_than_one_chunk(kind: str) -> None:
 
 NEUTRAL: dict[str, Any] = {
     "attention.shared_kv_layers": 0, "nextn_predict_layers": 0, "leading_dense_block_count": 0,
-    "expert_shared_count": 0, "pooling_type": 0, "embedding_length_out": SMALL["hidden_size"],
+    "expert_shared_count": 0, "pooling_type": 0, "embedding_length_out": SMALL["hidden_size"], "expert_count": 0,
+    "expert_used_count": 0, "expert_feed_forward_length": 0, "attention.clamp_kqv": 0, "attention.max_alibi_bias": 0,
 }  # fmt: skip
 
 
@@ -360,6 +361,7 @@ def test_a_directory_with_one_file(tmp_path: Path) -> None:
         open_directory(tmp_path)
 
 
+ROPE = "llama.rope.scaling"
 CHANGES: dict[str, tuple[Any, str]] = {
     "a key that is not known": (
         lambda w: w.add_uint32("llama.new_kind_of_attention", 7),
@@ -371,6 +373,11 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "part of heads turn": (lambda w: w.add_rope_dimension_count(8), "rope.dimension_count = 8"),
     "a factor of attention": (lambda w: w.add_rope_scaling_attn_factors(1.5), "rope.scaling.attn_factor = 1.5"),
     "a rotary scaling": (lambda w: w.add_string("llama.rope.scaling.type", "longrope"), "longrope"),
+    "values of another width": (lambda w: w.add_value_length(8), "attention.value_length = 8, heads have"),
+    "factors beside a scaling": (
+        lambda w: (w.add_tensor("rope_freqs.weight", np.ones(8, np.float32)), w.add_string(f"{ROPE}.type", "yarn")),
+        "rope.scaling.type = 'yarn'",
+    ),
     "a part of a model": (lambda w: w.add_uint16("split.count", 3), "llama-gguf-split"),
     "an adapter": (lambda w: w.add_type("adapter"), "general.type"),
     "a tensor that is not known": (lambda w: w.add_tensor("blk.0.new.weight", np.zeros(3, np.float32)), "blk.0.new"),

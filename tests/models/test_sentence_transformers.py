@@ -130,15 +130,10 @@ def test_malformed_settings(name: str, content: dict[str, Any], match: str, tmp_
         read_embedding(tmp_path)
 
 
+MANY, LONG = {str(i): "" for i in range(4096)}, "b" * (1 << 16)
 BOUNDS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("config_sentence_transformers", "truncate_dim", [1, 1 << 20], [0, (1 << 20) + 1, 5.0]),
-    ("config_sentence_transformers", "prompts", [{"a": "b" * (1 << 16)}], [{"a": "b" * ((1 << 16) + 1)}]),
-    (
-        "config_sentence_transformers",
-        "prompts",
-        [{str(i): "" for i in range(4096)}],
-        [{str(i): "" for i in range(4097)}, ["a"]],
-    ),
+    ("config_sentence_transformers", "prompts", [{"a": LONG}, MANY], [{"a": LONG + "b"}, {**MANY, "x": ""}, ["a"]]),
     ("sentence_bert_config", "max_seq_length", [1, 1 << 40], [0, (1 << 40) + 1, True]),
     ("tokenizer_config", "truncation_side", ["left", "right"], ["middle", None]),
 ]

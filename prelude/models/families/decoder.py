@@ -316,7 +316,7 @@ def _attention_sizes(fields: Fields) -> tuple[int, int, int, int]:
         head_dim = fields.integer("head_dim", 2, 1024)
     else:
         head_dim = head_width(fields, hidden, heads)
-    if head_dim % 2 or not head_dim:
+    if head_dim % 2:
         raise ModelError(f"{fields.where}: head_dim is {head_dim}, rotary embeddings need an even number")
     return hidden, heads, kv_heads, head_dim
 
