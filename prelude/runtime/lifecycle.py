@@ -209,7 +209,7 @@ class Lifecycle:
     @property
     def pending(self) -> bool:
         """Whether ``take_in`` may have requests to end."""
-        return bool(self._cancels or self.expiring or self.aborting)
+        return bool(self._cancels or self.expiring)
 
     def take_in(self) -> None:
         """Move the inbox into the queues; end requests that were cancelled, expired, or have a closed loop."""
@@ -218,7 +218,7 @@ class Lifecycle:
         if self.sinks.loops:
             for loop in self.sinks.remove_closed():
                 self._cancels.extend(request for request in self.queues if request.completions is loop)
-        if self._cancels or self.expiring or self.aborting:
+        if self.pending or self.aborting:
             self._end_pending()
 
     def _end_pending(self) -> None:

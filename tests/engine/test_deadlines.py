@@ -157,4 +157,4 @@ def test_a_wall_clock_that_jumps_ends_no_request(monkeypatch: pytest.MonkeyPatch
     requests = [post(core, chat(prompt(6, i), 5), sink, deadline=600.0) for i in range(4)]
     run_steps(core)
     assert [text(sink, r) for r in requests] == [generated(i, 5) for i in range(4)]
-    assert core.stats.expired == 0
+    assert core.stats.expired == 0 and not core.lifecycle.expiring, "nor keeps one"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prelude.errors import EngineClosed, ExecutionError, ExecutorLost
+from prelude.errors import EngineClosed, ExecutionError, ExecutorLost, RequestCancelled
 from prelude.readouts.batch import DecodeBatch, MixedBatch, OneShotBatch
 from tests import toy
 from tests.patience import shown, until
@@ -156,6 +156,18 @@ def test_an_error_of_the_engines_own_closes_it_and_every_caller_is_told(
         assert core.stopped.is_set() and not core.live
 
     asyncio.run(main())
+
+
+def test_a_cancel_while_its_request_is_on_its_way_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    core, sink = service_core(), Collect()
+    [request] = submit(core, [last_logprob(prompt(5, 1))], sink)
+    core.cancel(request)
+    with monkeypatch.context() as late:
+        late.setattr(core.inbox, "take", list)  # the request comes after the step that reads of its cancel
+        core.step()
+    core.step()
+    assert isinstance(sink.ends[request.id][1], RequestCancelled) and request.state.name == "FINISHED"
+    assert is_empty(core)
 
 
 def test_requests_that_could_not_be_posted_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,9 @@ def test_part_of_a_large_call_is_refused_and_the_rest_is_answered(limits: dict[s
             ends = await run(tasks, return_exceptions=True, progress=lambda *done: told.append(done))
             assert [isinstance(end, QueueFull) for end in ends] == [False] * answered + [True] * (15 - answered)
             assert told[-1] == (15, 15) and is_empty(core)
-        assert sum(event.data["count"] for event in events if event.name == "rejected") == 2 * (15 - answered)
+        refused = ("queued_requests" if "queued" in limits else "queued_tokens", 15 - answered)
+        assert [(*event.data.values(),) for event in events if event.name == "rejected"] == [refused] * 2
+        assert sum(event.name == "accepted" for event in events) == 2 * answered
         await engine.aclose()
 
     asyncio.run(main())
