@@ -128,7 +128,7 @@ class _Reader:
 
     def folded(self, norm: Norm) -> tuple[RowNorm, F32 | None]:
         """Return the norm before a projection, and the gain that goes into the projection's weight."""
-        if self.packing != "float32" or self.dtype != FLOAT32 or norm.bias or self.stored_in_blocks:
+        if self.packing != "float32" or norm.bias or self.stored_in_blocks:
             return self.norm(norm), None
         return RowNorm(norm.kind, norm.eps, None), self.gain(norm)
 

@@ -327,7 +327,7 @@ class IdleWork:
 
     def do(self) -> bool:
         """Do one piece; the caller holds the step lock. Return whether more is left."""
-        if self._idle is None or self._closed():
+        if self._idle is None:
             return False
         try:
             return self._idle(self._due)

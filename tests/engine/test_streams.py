@@ -117,7 +117,7 @@ def test_decode_states_live_only_while_texts_are_read_along(make_engine: Make) -
     streams = [engine.stream(f"{i} {STATE}", LONG) for i in range(3)]
     for stream in streams:
         next(stream)
-    assert counters() == (3, 3)
+    assert counters() == (3, 3) and engine.stats()["streaming_objects"] == 4, "one of a single step among them"
     for stream in streams:
         stream.close()
     steps.open()

@@ -281,7 +281,7 @@ def test_changed_headers_are_refused(edit: str, tmp_path: Path) -> None:
         Checkpoint.open(folder, ModelConfig.from_dir(folder)).close()
 
 
-def written(path: Path, weights: dict[str, Any], **choice: str) -> Path:
+def written(path: Path, weights: Any, **choice: str) -> Path:
     metadata = {"format": "prelude-packed", "version": "1", "layout": LAYOUT, "weights": json.dumps(weights)}
     choice = {"dtype": "float32", "quantization": "", "packing": "float32", **choice}
     write_safetensors(path, {name: np.zeros(1, np.int32) for name in weights}, {**metadata, **choice})
@@ -317,7 +317,9 @@ def test_which_choices_agree(tmp_path: Path) -> None:
         path = written(tmp_path / " ".join(choice), {}, **dict(zip(("dtype", "quantization", "packing"), choice)))
         with contextlib.nullcontext() if choice in agree else pytest.raises(CheckpointError, match="dtype '"):
             found = PackedWeights(path).converted
-            assert (found.dtype, found.quantization or "", found.packing) == choice
+            assert (found.dtype, found.quantization, found.packing) == (choice[0], choice[1] or None, choice[2])
+    with pytest.raises(CheckpointError, match="the list of weights is not that of the tensors"):
+        PackedWeights(written(tmp_path / "list", []))
 
 
 def test_weights_in_another_order_are_refused(tmp_path: Path) -> None:
