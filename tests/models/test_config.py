@@ -85,7 +85,7 @@ def test_inverse_frequencies_are_those_of_transformers(said: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     "generation, config, expected",
     [
-        ({"eos_token_id": [5, 6, 5]}, 3, (5, 6)), ({"eos_token_id": 5}, 3, (5,)), ({}, [3, 4], (3, 4)),
+        ({"eos_token_id": [5, 63, 5]}, 3, (5, 63)), ({"eos_token_id": [5] * 1024}, 3, (5,)), ({}, [3, 4], (3, 4)),
         (None, 3, (3,)), (None, None, ()), ({"eos_token_id": None}, 0, (0,)),
     ],
 )  # fmt: skip

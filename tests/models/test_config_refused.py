@@ -138,7 +138,7 @@ def test_theta(theta: Any, base: dict[str, Any]) -> None:
         ({"eos_token_id": -1}, "eos_token_id is -1, token ids"),
         ({"eos_token_id": [3, True]}, "eos_token_id is \\[3, True\\], a token id"),
         ({"eos_token_id": 3.0}, "eos_token_id is 3.0, a token id"),
-        ({"eos_token_id": [1] * 2000}, "eos_token_id lists 2,000 ids"),
+        ({"eos_token_id": [1] * 1025}, "eos_token_id lists 1,025 ids"),
         ({"bos_token_id": [1]}, "bos_token_id is \\[1\\], one token id"),
         ({"pad_token_id": 64}, "pad_token_id is 64"), ({"pad_token_id": False}, "pad_token_id is False"),
         ({"rope_theta": 5.0}, "rope_theta is given twice, as 1000000.0 and as 5.0"),

@@ -318,8 +318,9 @@ def test_which_choices_agree(tmp_path: Path) -> None:
         with contextlib.nullcontext() if choice in agree else pytest.raises(CheckpointError, match="dtype '"):
             found = PackedWeights(path).converted
             assert (found.dtype, found.quantization, found.packing) == (choice[0], choice[1] or None, choice[2])
-    with pytest.raises(CheckpointError, match="the list of weights is not that of the tensors"):
-        PackedWeights(written(tmp_path / "list", []))
+    for weights, told in (([], "the list of weights is not that of the tensors"), ({"w": 5}, "is described by 5")):
+        with pytest.raises(CheckpointError, match=told):
+            PackedWeights(written(tmp_path / told, weights))
 
 
 def test_weights_in_another_order_are_refused(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({**GEMMA3, "architectures": ["Gemma3ForConditionalGeneration"]}, "'Gemma3ForConditionalGeneration'"),
 ]
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({**PHI3, "sliding_window": 0}, "sliding_window is 0"),
+    ({**PHI3, "sliding_window": 0}, "sliding_window is 0, the limits are 1 and 16,777,216"),
     ({**PHI3, "sliding_window": -1}, "sliding_window is -1"),
     ({**PHI3, "partial_rotary_factor": 0.2}, "partial_rotary_factor is 0.2, of heads of 8 values an even number"),
     ({**PHI3, "partial_rotary_factor": 0.1}, "partial_rotary_factor is 0.1, of heads of 8 values an even number"),
@@ -145,11 +145,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({**PHI3, "rope_scaling": {"type": "su"}}, "short_factor is missing"),
     ({**PHI3, "rope_scaling": LONG, "original_max_position_embeddings": 0}, "original_max_position_embeddings is 0"),
     ({**SMOLLM3, "no_rope_layers": [1]}, r"no_rope_layers is \[1\], a list of 2"),
-    ({**SMOLLM3, "no_rope_layer_interval": 0}, "no_rope_layer_interval is 0"),
+    ({**SMOLLM3, "no_rope_layer_interval": 0}, "no_rope_layer_interval is 0, the limits are 1 and 1,024"),
     ({**GEMMA2, "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
     ({**GEMMA2, "attn_logit_softcapping": -1.0}, "attn_logit_softcapping is -1"),
-    ({**GEMMA2, "sliding_window": 0}, "sliding_window is 0"),
-    ({**GEMMA3, "sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
+    ({**GEMMA2, "sliding_window": 0}, "sliding_window is 0, the limits are 1 and 16,777,216"),
+    ({**GEMMA3, "sliding_window_pattern": 0}, "sliding_window_pattern is 0, the limits are 1 and 1,048,576"),
     ({**GEMMA3, "rope_parameters": {"full_attention": 5}}, "an object for full_attention"),
     ({**GEMMA3, "rope_local_base_freq": 0.0}, "rope_theta is"),
 ]

@@ -38,7 +38,7 @@ def test_which_layers_keep_a_state() -> None:
     assert kinds(read(QWEN, num_hidden_layers=9)) == "dddadddad"
     assert kinds(read(QWEN, full_attention_interval=2)) == "dada"
     assert kinds(read(QWEN, layer_types=[FULL, LINEAR, LINEAR, LINEAR])) == "addd"
-    assert kinds(read(LFM)) == "cacc"
+    assert kinds(read(LFM)) == "cacc" and kinds(read(LFM, full_attn_idxs=[0, 3])) == "acca"
     assert kinds(read(LFM, layer_types=[FULL, "conv", FULL, "conv"])) == "acac"
     assert kinds(read({key: value for key, value in LFM.items() if key != "full_attn_idxs"})) == "aaaa"
 
@@ -56,6 +56,7 @@ def test_widths_of_lfm2() -> None:
         return read(LFM, **changes).spec.layers[0].mlp.inner
 
     assert inner() == 256 and inner(block_multiple_of=10) == 40 and inner(block_auto_adjust_ff_dim=False) == 48
+    assert inner(intermediate_size=1 << 20, block_ffn_dim_multiplier=1.5) == 1 << 20
     assert inner(block_ff_dim=900) == 768 and inner(block_ffn_dim_multiplier=None) == 32
     assert read(LFM).spec.lm_head == "tied" and read(LFM, tie_embedding=False).spec.lm_head == "own"
 
@@ -87,16 +88,17 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
 ]
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({**QWEN, "linear_num_value_heads": 3}, "it must be a multiple of linear_num_key_heads = 2"),
-    ({**QWEN, "linear_num_key_heads": 0}, "linear_num_key_heads is 0"),
-    ({**QWEN, "linear_key_head_dim": 0}, "linear_key_head_dim is 0"),
-    ({**QWEN, "linear_value_head_dim": 1 << 20}, "linear_value_head_dim is 1048576"),
-    ({**QWEN, "linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim is 0"),
+    ({**QWEN, "linear_num_key_heads": 0}, "linear_num_key_heads is 0, the limits are 1 and 4,096"),
+    ({**QWEN, "linear_key_head_dim": 0}, "linear_key_head_dim is 0, the limits are 1 and 1,024"),
+    ({**QWEN, "linear_value_head_dim": 1025}, "linear_value_head_dim is 1025, the limits are 1 and"),
+    ({**QWEN, "linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim is 0, the limits are 1 and 64"),
     ({**QWEN, "linear_conv_kernel_dim": 65}, "linear_conv_kernel_dim is 65"),
-    ({**QWEN, "full_attention_interval": 0}, "full_attention_interval is 0"),
-    ({**LFM, "conv_L_cache": 0}, "conv_L_cache is 0"),
+    ({**QWEN, "full_attention_interval": 0}, "full_attention_interval is 0, the limits are 1 and 1,048,576"),
+    ({**LFM, "conv_L_cache": 0}, "conv_L_cache is 0, the limits are 1 and 64"),
     ({**LFM, "conv_bias": 1}, "conv_bias is 1"),
     ({**LFM, "full_attn_idxs": [4]}, r"full_attn_idxs is \[4\], a list of layers between 0 and 3"),
     ({**LFM, "full_attn_idxs": "1"}, "full_attn_idxs is '1'"),
-    ({**LFM, "block_multiple_of": 0}, "block_multiple_of is 0"),
+    ({**LFM, "block_multiple_of": 0}, "block_multiple_of is 0, the limits are 1 and 1,048,576"),
     ({**LFM, "block_ffn_dim_multiplier": 1e3, "intermediate_size": 1 << 20}, "adjusted it is"),
+    ({**LFM, "intermediate_size": 1}, "adjusted it is 0; the limits are 1 and 1,048,576"),
 ]
