@@ -62,10 +62,11 @@ def test_a_value_that_is_not_there_has_the_default_of_the_call_then_that_of_the_
 
 # -- 43: refused, by name -------------------------------------------------------------------------
 
-REQUIRED = [
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps",
-]  # fmt: skip
+REQUIRED = {
+    "vocab_size": "1 and 16,777,216", "hidden_size": "1 and 1,048,576", "intermediate_size": "1 and 1,048,576",
+    "num_hidden_layers": "1 and 1,024", "num_attention_heads": "1 and 4,096", "num_key_value_heads": "1 and 4,096",
+    "head_dim": "2 and 1,024", "max_position_embeddings": "1 and 16,777,216", "rms_norm_eps": "",
+}  # fmt: skip
 
 
 @pytest.mark.fault(43)
@@ -91,7 +92,7 @@ def test_missing_architecture_and_type() -> None:
 @pytest.mark.parametrize("key", [key for key in REQUIRED if key != "rms_norm_eps"])
 @pytest.mark.parametrize("value", [True, "32", 8.0, [8], {"a": 1}, -8, 0, 10**9, 2**64, math.nan])
 def test_size_of_wrong_type_or_range(key: str, value: Any) -> None:
-    with pytest.raises(ModelError, match=f"{key} is .*(needed|limits are)"):
+    with pytest.raises(ModelError, match=f"{key} is .*(between|limits are) {REQUIRED[key]}"):
         read(**{key: value})
 
 

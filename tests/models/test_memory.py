@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prelude.errors import InsufficientMemory
-from prelude.models.memory import MAX_BLOCKS, available_memory, default_blocks, require_memory
+from prelude.models.memory import available_memory, default_blocks, require_memory
 
 GIB = 1 << 30
 
@@ -94,7 +94,7 @@ def test_requirement_names_both_numbers() -> None:
         (100, 1024, 64, 1),
         (0, 1024, 64, 1),
         (None, 1024, 64, 32),  # the fallback's 32 KiB
-        (1 << 60, 1 << 30, 64, MAX_BLOCKS),
+        (1 << 60, 1 << 30, 64, 1 << 24),
     ],
 )
 def test_the_default_pool_follows_the_memory_and_the_positions(
