@@ -53,7 +53,7 @@ class DecodeStream(StreamEntry):
         return "" if self._stream is None else str(self._stream.finish())
 
     def _over(self, tokenizer: Tokenizer) -> Any:
-        if self._stream is not None and self._tokenizer is not None:
+        if self._tokenizer is not None:
             if tokenizer._core is not self._tokenizer._core and _digest(tokenizer) != _digest(self._tokenizer):
                 raise TokenizerError(
                     "a DecodeStream serves the tokenizer of its first step, copies of it, and the same file loaded "
@@ -102,7 +102,7 @@ class _Stream:
         return self.step_many([id])
 
     def step_many(self, ids: abc.Sequence[int]) -> str | None:
-        if not self._prefix and self._ids:
+        if not self._prefix:
             text = self._decode(self._ids, self._skip)
             if not text.endswith(_BROKEN):
                 self._prefix, self._start = text, len(self._ids)

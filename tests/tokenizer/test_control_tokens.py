@@ -13,6 +13,7 @@ import pytest
 import tokenizers
 from prelude.tokenizer import Tokenizer
 from prelude.tokenizer.chat import render_segments
+from prelude.tokenizer.encode.literal import LiteralText
 
 from tests.tokenizer.small_files import WORD, file
 
@@ -313,3 +314,38 @@ def test_the_longest_of_the_control_tokens_at_a_place_is_found(single: bool) -> 
     ours, theirs = Tokenizer.from_str(text), tokenizers.Tokenizer.from_str(text)
     for word in ("a<x>b", "<x<x>", "<<x", "<x><", "a<x>", "<x>a", "_<x>", "a <x> b"):
         assert ours.encode_segments([(word, True)]).tolist() == theirs.encode(word).ids
+
+
+REPLACE = {"type": "Replace", "pattern": {"String": "x"}, "content": ""}
+META = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "never", "split": True}
+LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+
+
+@pytest.mark.fault(25)
+@pytest.mark.parametrize(("decoder", "pieces", "shown", "places"), [
+    (LEVEL, "a|Ġ|Ã|©| |é", "a|Ġ|Ã|©", "2344"), (META, "\u2581| |a|é", "a|\u2581|é", "234"),
+    (REPLACE, "\u2581| |a|é", "a|\u2581|é", "234"), (None, "\u2581| |a|é", "a| |é", "234"), (None, "a", "a", "2"),
+    (None, "##a|é</w>| </w>", "##a| </w>|é</w>", "234"), (None, "a|<unk>", "a|<unk>|<unk>|<unk>", "2344"),
+    (None, "<0x61>|<0x20>|<0xC3>|<0xA9>", "<0x61>|<0x20>|<0xC3>|<0xA9>", "2344"), (None, "z|##a|é", "##a|é", "24"),
+])  # fmt: skip
+def test_a_control_token_is_spelled_by_its_characters(decoder: Any, pieces: str, shown: str, places: str) -> None:
+    vocab = {token: i for i, token in enumerate([*pieces.replace("z", "a").split("|"), "a é", "x"])}
+    model = {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>" if "<unk>" in vocab else ""}
+    split = {"type": "CharDelimiterSplit", "delimiter": "|"}
+    core = Tokenizer.from_str(file(model=model, pre_tokenizer=split, decoder=decoder))._core
+    control = ("a é", "<unk>", *(["a"] if "z" in pieces else []))  # an unknown word is never one
+    literal = LiteralText(core, frozenset(vocab[token] for token in control if token in vocab))
+    ids, spans = literal.encode(b"x|a \xc3\xa9")
+    assert core.tokens(ids) == ["x", *shown.split("|")] and literal.ids("x|a é").tolist() == ids.tolist()
+    assert spans.tolist() == [[at, at + 1] for at in (0, *map(int, places))]
+
+
+@pytest.mark.parametrize(("left", "right"), [(False, False), (False, True), (True, False), (True, True)])
+def test_white_space_beside_a_trusted_token(left: bool, right: bool) -> None:
+    token = {**WORD, "id": 6, "content": "<m>", "special": True, "normalized": False, "lstrip": left, "rstrip": right}
+    vocab = {one: i for i, one in enumerate("ab <m>")}
+    ours = Tokenizer.from_str(file(model={"type": "BPE", "vocab": vocab, "merges": []}, added_tokens=[token]))
+    ids = ours.encode_segments([("a ", False), ("<m>", True), ("  b <m>", False)]).tolist()
+    assert ids == [0, *([] if left else [2]), 6, *([] if right else [2, 2]), 1, 2, 3, 4, 5]
+    with pytest.raises(TypeError, match=r"a segment is \(str, bool\), not \(int"):
+        ours.encode_segments([(5, True)])  # type: ignore[list-item]

@@ -266,7 +266,9 @@ def test_the_files_of_models_are_read(tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError):
             mine.read_file(*("/no/such" for _ in files))
     assert repr(ours.models.WordLevel.from_file(vocab)) == repr(theirs.models.WordLevel.from_file(vocab))
-    made = [m.WordPiece.from_file(words, unk_token="a") for m in (ours.models, theirs.models)]
+    (tmp_path / "merges.txt").write_text("a é\n", encoding="utf-8")
+    both, asked = (ours.models, theirs.models), {"unk_token": "a"}
+    made = [(m.WordPiece.from_file(words, **asked), m.BPE.from_file(vocab, merges, **asked)) for m in both]
     assert repr(made[0]) == repr(made[1])
     for spoiled in ("a  b\n", "a\n", "a b c\n", "\n"):
         (tmp_path / "merges.txt").write_text(spoiled, encoding="utf-8")
@@ -339,6 +341,7 @@ def test_ready_made_tokenizers(make: Callable[[Any], Any], assert_same: Any) -> 
     mine, other = make(ours), make(theirs)
     assert json.loads(mine.to_str()) == json.loads(other.to_str())
     assert repr(mine) == repr(other)
+    assert {name for name in dir(other) if name[0] != "_"} <= {*dir(mine), "from_spm"}  # which trains
     texts = ["Hello,  Wörld", "hélo worlds", "a", ""]
     for text in texts:
         results = []

@@ -100,8 +100,7 @@ def test_both_sides_of_the_squares_of_all_tokens_lengths() -> None:
     sizes = [1] * 256 + [32767, 255, 15, 5, 2]
     assert sum(size * size for size in sizes) == 1 << 30
     for last in (2, 3):
-        ranks = {bytes([b]): b for b in range(256)}
-        ranks.update((b"a" * size, 300 + size) for size in (32767, 255, 15, 5, last))
+        ranks = {bytes([b]): b for b in range(256)} | {b"a" * n: 300 + n for n in (32767, 255, 15, 5, last)}
         data = b"\n".join(b"%s %d" % (base64.b64encode(raw), id) for raw, id in ranks.items())
         fits = contextlib.nullcontext() if last == 2 else pytest.raises(TokenizerError, match="1,073,741,829, and")
         with fits:

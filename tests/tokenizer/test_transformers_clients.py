@@ -77,10 +77,9 @@ def test_lm_eval_uses_it(theirs: Any) -> None:
 PADDED: list[Any] = [
     [], {}, "ab", ["a", "b"], [{"input_ids": 5}], [{"input_ids": []}], [{"input_ids": [1 << 70]}],
     [{"input_ids": [1.0, 2.0]}, {"input_ids": [1.0]}], [{"input_ids": [[1, 2], [3, 4]]}],
-    *([dict(zip(names, row)) for row in (([1, 2, 3], [1, 0, 1]), ([4], [1]))] for names in (
-        ("input_ids",), ("input_ids", "attention_mask"), ("input_ids", "token_type_ids"), ("labels", "input_ids"),
-        ("input_ids", "special_tokens_mask"),
-    )),
+    [{"labels": [1], "input_ids": [2]}], [{"input_ids": [1, 2, 3]}, {"input_ids": [4]}],
+    *([{"input_ids": [1, 2, 3], name: [1, 0, 1]}, {"input_ids": [4], name: [1]}] for name in (
+        "attention_mask", "token_type_ids", "special_tokens_mask")),
     [{"input_ids": [1, 2], "attention_mask": [1]}], [{"input_ids": [1], "attention_mask": [1]}, {"input_ids": [2]}],
 ]  # fmt: skip
 PADS: list[dict[str, Any]] = [

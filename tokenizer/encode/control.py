@@ -58,17 +58,14 @@ class ControlIds:
         self.undecided = frozenset(undecided - self.fixed)
         self._is_undecided = mask_of(self.undecided)
         self._is_added = mask_of(self.undecided | self.fixed)
-        if self.undecided and config.templates:
-            self.fixed |= self.marks(run for template in config.templates for run in _runs(template))
-            self.undecided -= self.fixed
-            self._is_undecided = mask_of(self.undecided)
+        self.fixed |= self.marks(run for template in config.templates for run in _runs(template))
+        self.undecided -= self.fixed
+        self._is_undecided = mask_of(self.undecided)
 
     def marks(self, runs: Iterable[str]) -> frozenset[int]:
         """Find those of ``undecided`` that are turn marks in text of a template, cut at its values and statements."""
         found: set[int] = set()
         for run in runs if self.undecided else ():
-            if len(run) < 2:
-                continue
             text = run.encode("utf-8", "replace").decode()  # jinja takes lone surrogates
             ids = self._core.encode_array(text, True)
             if self._is_undecided.take(ids, mode="clip").any():

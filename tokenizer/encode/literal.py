@@ -40,9 +40,7 @@ class LiteralText:
         self._core = core
         self._unknown = core.unknown_id()
         self.control_ids = control_ids
-        self._is_control = mask_of(control_ids)
-        if 0 <= self._unknown < len(self._is_control):
-            self._is_control[self._unknown] = False  # an unknown word is not a control token
+        self._is_control = mask_of(control_ids - {self._unknown})  # an unknown word is not a control token
         decoder = json.loads(core.section("decoder") or "null")
         self._kinds = [step["type"] for step in flat(decoder, "decoders")]
 
@@ -148,14 +146,11 @@ class ControlTokens:
         for start, end, id in found:
             _, left, right = self._flags[whole[start:end]]
             stretch = whole[at:start]
-            pieces.append(self._text(stretch.rstrip() if left else stretch))
+            pieces.append(self._literal.ids(stretch.rstrip() if left else stretch))
             pieces.append(np.array([id], np.int32))
             at = end + (len(whole[end:]) - len(whole[end:].lstrip()) if right else 0)
-        pieces.append(self._text(whole[at:]))
+        pieces.append(self._literal.ids(whole[at:]))
         return np.concatenate(pieces)
-
-    def _text(self, text: str) -> Int32:
-        return self._literal.ids(text) if text else np.empty(0, np.int32)
 
 
 def pattern_of(tokens: Iterable[str]) -> re.Pattern[str]:
