@@ -248,8 +248,7 @@ class Lifecycle:
     def forget_expiring(self) -> None:
         """Remove requests from the heap that ended long before their deadline."""
         if len(self.expiring) > 2 * len(self.live) + 64:
-            self.expiring = [entry for entry in self.expiring if entry[2].state is not State.FINISHED]
-            heapq.heapify(self.expiring)
+            self.expiring = sorted(entry for entry in self.expiring if entry[2].state is not State.FINISHED)
 
     # -------------------------------------------------------------- out
 

@@ -57,6 +57,7 @@ def test_widths_of_lfm2() -> None:
 
     assert inner() == 256 and inner(block_multiple_of=10) == 40 and inner(block_auto_adjust_ff_dim=False) == 48
     assert inner(intermediate_size=1 << 20, block_ffn_dim_multiplier=1.5) == 1 << 20
+    assert inner(intermediate_size=2, block_ffn_dim_multiplier=None) == 1
     assert inner(block_ff_dim=900) == 768 and inner(block_ffn_dim_multiplier=None) == 32
     assert read(LFM).spec.lm_head == "tied" and read(LFM, tie_embedding=False).spec.lm_head == "own"
 
@@ -97,7 +98,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({**LFM, "conv_L_cache": 0}, "conv_L_cache is 0, the limits are 1 and 64"),
     ({**LFM, "conv_bias": 1}, "conv_bias is 1"),
     ({**LFM, "full_attn_idxs": [4]}, r"full_attn_idxs is \[4\], a list of layers between 0 and 3"),
-    ({**LFM, "full_attn_idxs": "1"}, "full_attn_idxs is '1'"),
+    ({**LFM, "full_attn_idxs": [True]}, r"full_attn_idxs is \[True\], a list of layers"),
+    ({**LFM, "full_attn_idxs": 5}, "full_attn_idxs is 5"),
     ({**LFM, "block_multiple_of": 0}, "block_multiple_of is 0, the limits are 1 and 1,048,576"),
     ({**LFM, "block_ffn_dim_multiplier": 1e3, "intermediate_size": 1 << 20}, "adjusted it is"),
     ({**LFM, "intermediate_size": 1}, "adjusted it is 0; the limits are 1 and 1,048,576"),
