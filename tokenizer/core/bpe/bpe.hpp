@@ -53,7 +53,7 @@ class Bpe {
  public:
   BpeConfig config;
   MergeTable merges;
-  std::vector<Merge> in_order;  // all merges by rank, until finish_loading()
+  ScratchVector<Merge> in_order;  // all merges by rank, until finish_loading()
 
   // Before the rest.
   void index_bytes(const Vocab& vocab) {
@@ -240,14 +240,15 @@ class Bpe {
   void index_words(const Vocab& vocab) {
     const bool cuts = joins_.built();
     if (config.ignore_merges) words_.reserve(vocab.size(), vocab.size() * 8);
-    std::vector<WordTable::Word> short_words, spaced_words;
-    short_words.reserve(vocab.size());
-    if (cuts) spaced_words.reserve(vocab.size());
+    // The words as they are, and behind them those with spaces, each at most once a token.
+    ScratchVector<WordTable::Word> short_words((cuts ? 2 : 1) * vocab.size());
+    WordTable::Word *const spaced_words = short_words.data() + (cuts ? vocab.size() : 0),
+                           *short_end = short_words.data(), *spaced_end = spaced_words;
     const auto add = [&](std::string_view word, uint32_t id) {
-      if (word.size() <= WordTable::longest) short_words.push_back({WordKey::of(word.data(), word.size()), id});
+      if (word.size() <= WordTable::longest) *short_end++ = {WordKey::of(word.data(), word.size()), id};
       std::array<char, WordTable::longest> room;
       if (size_t n = cuts && word.find(' ') == word.npos ? spaced(word, room) : 0)
-        spaced_words.push_back({WordKey::of(room.data(), n), id});
+        *spaced_end++ = {WordKey::of(room.data(), n), id};
     };
     PairValidity of_characters;
     if (!bytes_ && plain_ && !config.ignore_merges)
@@ -301,8 +302,8 @@ class Bpe {
       if (words.size() == enough) add_words();
     }
     add_words();
-    short_words_.build(short_words, vocab.end());
-    if (cuts) spaced_words_.build(spaced_words, vocab.end());
+    short_words_.build({short_words.data(), short_end}, vocab.end());
+    if (cuts) spaced_words_.build({spaced_words, spaced_end}, vocab.end());
   }
 
   // The text with a space in the place of each U+2581, and its size; 0 if it is too long.

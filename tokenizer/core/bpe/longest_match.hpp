@@ -68,7 +68,7 @@ class LongestMatch {
   using ByteIds = CharacterTrie::ByteIds;
 
   // byte_ids: the token of each byte. order: all merges, by rank.
-  void build(const MergeTable& merges, const std::vector<Merge>& order, const Vocab& vocab, const ByteIds& byte_ids) {
+  void build(const MergeTable& merges, std::span<const Merge> order, const Vocab& vocab, const ByteIds& byte_ids) {
     std::vector<bool> first(vocab.end());
     for (uint32_t id : byte_ids) first[id] = true;
     pair_validity_.build(merges, order, vocab.end(), [&](uint32_t id) { return first[id]; });

@@ -20,6 +20,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "bpe/merges.hpp"
@@ -31,7 +32,7 @@ class PairValidity {
  public:
   // is_byte(id): whether the token is a first symbol. order: all merges, by rank.
   template <class F>
-  void build(const MergeTable& merges, const std::vector<Merge>& order, uint32_t ids, F&& is_byte) {
+  void build(const MergeTable& merges, std::span<const Merge> order, uint32_t ids, F&& is_byte) {
     entries_.assign(ids, {0, 0, unknown});
     for (uint32_t id = 0; id < ids; ++id)
       if (is_byte(id)) entries_[id] = {id, id, 0};
@@ -75,11 +76,10 @@ class PairValidity {
   bool surely_stands(uint32_t x, uint32_t y) const { return (borders_[x].end & borders_[y].begin) == 0; }
   void fetch(uint32_t id) const { __builtin_prefetch(&borders_[id]); }
 
-  // Both are known. until: only merges of a lower rank count.
+  // Both are known. until: the rank at which the two merge themselves; only merges of a lower rank count.
   bool stands(const MergeTable& merges, uint32_t x, uint32_t y, uint32_t until = no_rank) const {
     uint32_t x_goes = until, y_goes = until;  // when the token at the border is consumed
-    for (;;) {
-      uint32_t rank = merges.find(x, y).rank;
+    for (uint32_t rank = until == no_rank ? merges.find(x, y).rank : until;; rank = merges.find(x, y).rank) {
       if (rank < x_goes && rank <= y_goes) return false;
       const Entry &left = entries_[x], &right = entries_[y];
       if (left.made > right.made) {

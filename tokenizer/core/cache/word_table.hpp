@@ -16,9 +16,9 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "errors.hpp"
 #include "memory/big_array.hpp"
@@ -174,7 +174,7 @@ class WordTable {
     uint32_t id;
   };
   // Of different words of 1 to 15 bytes, with ids below `end`; those that come first are found fastest.
-  void build(const std::vector<Word>& words, uint32_t end) {
+  void build(std::span<const Word> words, uint32_t end) {
     bits_ = std::max({1, static_cast<int>(std::bit_width(words.size() / 12)),
                       static_cast<int>(std::bit_width(end)) - spare_bits + 1});
     for (const int most = bits_ + 4;; ++bits_) {

@@ -260,7 +260,7 @@ void Decoder::apply(const Step& step, Tokens& tokens, RegexScratch& scratch, Gro
       for (std::string& t : tokens) strip(step, t);
       break;
     case Kind::replace:
-      for (std::string& t : tokens) t = replaced(step, t, scratch, growth);
+      for (std::string& t : tokens) replace(step, t, scratch, growth);
       break;
     case Kind::metaspace:
       for (size_t i = 0; i < tokens.size(); ++i)

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "errors.hpp"
+#include "memory/scratch_vector.hpp"
 #include "text/utf8.hpp"
 
 namespace fasttoken {
@@ -147,18 +148,20 @@ class JsonDocument {
   }
 
   bool is_digit() const { return at_ < end_ && *at_ >= '0' && *at_ <= '9'; }
-  bool take(std::string_view any) { return at_ < end_ && any.find(*at_) != any.npos && ++at_; }
+  // One of two characters.
+  bool take(char a, char b) { return at_ < end_ && (*at_ == a || *at_ == b) && ++at_; }
+  bool take(char c) { return take(c, c); }
   void digits() {
     if (!is_digit()) fail("expected a digit");
     while (is_digit()) ++at_;
   }
   void number() {
     const char* const begin = at_;
-    take("-");
-    if (!take("0")) digits();
-    if (take(".")) digits();
-    if (take("eE")) {
-      take("+-");
+    take('-');
+    if (!take('0')) digits();
+    if (take('.')) digits();
+    if (take('e', 'E')) {
+      take('+', '-');
       digits();
     }
     push(begin);
@@ -248,7 +251,7 @@ class JsonDocument {
 
   std::string_view text_;
   const char *at_, *end_;
-  std::vector<Value> tape_;
+  ScratchVector<Value> tape_;
   std::deque<std::string> owned_;  // of strings with escapes; deque: growth moves no string
 };
 

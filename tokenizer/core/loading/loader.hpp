@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -82,9 +83,10 @@ class ModelReader {
     // Tables by id have as many entries as the largest id says.
     const uint64_t limit = uint64_t{4} * n + sparse_here, most = uint64_t{4} * n + sparse_anywhere;
     at = vocab.first();
-    constexpr uint32_t ahead = 8;
-    for (uint32_t i = 0; i < n; ++i, at += 2) {
-      if (i + ahead < n) model_.vocab.prefetch(doc.string(at + 2 * ahead));
+    std::array<uint64_t, 8> hashes;  // of the tokens from this one on
+    for (uint32_t i = 0, known = 0; i < n; ++i, at += 2) {
+      for (; known < n && known < i + hashes.size(); ++known)
+        model_.vocab.prefetch(hashes[known % hashes.size()] = model_.vocab.hash(doc.string(at + 2 * (known - i))));
       std::string_view token = doc.string(at), digits = doc.source(at + 1);
       uint64_t id = 0;
       for (char c : digits) {
@@ -100,7 +102,7 @@ class ModelReader {
       uint32_t small = static_cast<uint32_t>(id);
       if (model_.vocab.has(small) && model_.vocab.text(small) != token)
         throw Unsupported("two tokens with one id", entry(vocab, token));
-      model_.vocab.add(token, small);
+      model_.vocab.add(token, small, hashes[i % hashes.size()]);
     }
   }
 
@@ -186,38 +188,63 @@ class ModelReader {
     bpe.merges.reserve(n, model_.vocab.end());
     bpe.in_order.reserve(n);
     bool repeated = false;
-    JsonKind shape = n ? doc.kind(at) : JsonKind::string;
+    const JsonKind shape = n ? doc.kind(at) : JsonKind::string;
+    const size_t prefix = bpe.config.prefix.size();
     auto wrong = [&](uint32_t i, const std::string& message) {
       throw FileError(merges.path() + "[" + std::to_string(i) + "]", message);
     };
-    for (uint32_t i = 0; i < n; ++i, at = doc.past(at)) {
-      if (doc.kind(at) != shape) wrong(i, "pairs and strings are mixed");
-      std::string_view a, b;
-      if (shape == JsonKind::string) {
-        const std::string_view pair = doc.string(at);
-        if (pair.starts_with("#version")) continue;
-        size_t space = pair.find(' ');
-        if (space == pair.npos || pair.find(' ', space + 1) != pair.npos)
-          wrong(i, "expected two tokens and one space");
-        a = pair.substr(0, space);
-        b = pair.substr(space + 1);
-      } else {
-        if (shape != JsonKind::array || doc.count(at) != 2 || doc.kind(at + 1) != JsonKind::string ||
-            doc.kind(at + 2) != JsonKind::string)
-          wrong(i, "expected a pair of tokens");
-        a = doc.string(at + 1);
-        b = doc.string(at + 2);
+    // Many together, so that the memory of one is fetched while others are read.
+    struct Side {
+      std::string_view text;
+      uint64_t hash;
+      uint32_t id;
+    };
+    struct Pair {
+      uint32_t place;
+      std::array<Side, 2> sides;
+    };
+    std::array<Pair, 32> pairs;
+    for (uint32_t i = 0, count = 0; i < n; count = 0) {
+      for (; i < n && count < pairs.size(); ++i, at = doc.past(at)) {
+        if (doc.kind(at) != shape) wrong(i, "pairs and strings are mixed");
+        std::array<Side, 2>& sides = pairs[count].sides;
+        if (shape == JsonKind::string) {
+          const std::string_view pair = doc.string(at);
+          if (pair.starts_with("#version")) continue;
+          const size_t space = pair.find(' ');
+          if (space == pair.npos || pair.find(' ', space + 1) != pair.npos)
+            wrong(i, "expected two tokens and one space");
+          sides[0].text = pair.substr(0, space);
+          sides[1].text = pair.substr(space + 1);
+        } else {
+          if (shape != JsonKind::array || doc.count(at) != 2 || doc.kind(at + 1) != JsonKind::string ||
+              doc.kind(at + 2) != JsonKind::string)
+            wrong(i, "expected a pair of tokens");
+          for (uint32_t k : {0, 1}) sides[k].text = doc.string(at + 1 + k);
+        }
+        for (Side& side : sides) model_.vocab.prefetch(side.hash = model_.vocab.hash(side.text));
+        pairs[count++].place = i;
       }
-      const std::optional<uint32_t> first = model_.vocab.find(a), second = model_.vocab.find(b);
-      if (!first) wrong(i, "the token " + std::string(a) + " is not in the vocabulary");
-      if (!second) wrong(i, "the token " + std::string(b) + " is not in the vocabulary");
-      size_t prefix = bpe.config.prefix.size();
-      if (b.size() < prefix) wrong(i, "the second token is shorter than the continuing prefix");
-      uint32_t whole = union_of(a, b.substr(prefix));
-      if (whole == Vocab::hole) wrong(i, "their union " + joined_ + " is not in the vocabulary");
-      uint32_t rank = static_cast<uint32_t>(bpe.in_order.size());
-      repeated |= !bpe.merges.add(*first, *second, rank, whole);
-      bpe.in_order.push_back({*first, *second, rank, whole});
+      const std::span block(pairs.data(), count);
+      for (const Pair& pair : block)
+        for (const Side& side : pair.sides) model_.vocab.prefetch_text(side.hash);
+      for (Pair& pair : block) {
+        for (Side& side : pair.sides) {
+          const std::optional<uint32_t> id = model_.vocab.find(side.text, side.hash);
+          if (!id) wrong(pair.place, "the token " + std::string(side.text) + " is not in the vocabulary");
+          side.id = *id;
+        }
+        bpe.merges.prefetch(pair.sides[0].id, pair.sides[1].id);
+      }
+      for (const auto& [place, sides] : block) {
+        const auto& [a, b] = sides;
+        if (b.text.size() < prefix) wrong(place, "the second token is shorter than the continuing prefix");
+        const uint32_t whole = union_of(a.text, b.text.substr(prefix));
+        if (whole == Vocab::hole) wrong(place, "their union " + joined_ + " is not in the vocabulary");
+        const uint32_t rank = static_cast<uint32_t>(bpe.in_order.size());
+        repeated |= !bpe.merges.add(a.id, b.id, rank, whole);
+        bpe.in_order.push_back({a.id, b.id, rank, whole});
+      }
     }
     if (repeated)
       std::erase_if(bpe.in_order, [&](const Merge& m) { return bpe.merges.find(m.a, m.b).rank != m.rank; });

@@ -86,7 +86,7 @@ class Decoder {
         if (raw) *raw = b >= 0;
         if (b >= 0) now = std::string(1, static_cast<char>(b));
       } else if (step.kind == Kind::replace) {
-        now = replaced(step, now, scratch, growth);
+        replace(step, now, scratch, growth);
       } else if (step.kind != Kind::fuse && step.kind != Kind::strip && step.kind != Kind::ctc) {
         Tokens three{"", now, ""};
         apply(step, three, scratch, growth);
@@ -163,18 +163,19 @@ class Decoder {
   }
 
   // HF looks for no match in an empty text, not even for a pattern that matches one.
-  static std::string replaced(const Step& step, const std::string& text, RegexScratch& scratch, Growth& growth) {
-    if (text.empty()) return text;
+  static void replace(const Step& step, std::string& text, RegexScratch& scratch, Growth& growth) {
+    if (text.empty()) return;
     std::string out;
     size_t at = 0;
+    bool changed = false;
     step.pattern.each(text, scratch, [&](uint32_t begin, uint32_t end) {
       if (step.content.size() > end - begin) growth.take(step.content.size() - (end - begin));
       out.append(text, at, begin - at);
       out += step.content;
       at = end;
+      changed = true;
     });
-    out.append(text, at);
-    return out;
+    if (changed) text = std::move(out.append(text, at));
   }
 
   static std::string replace_all(const std::string& text, std::string_view old, std::string_view with) {

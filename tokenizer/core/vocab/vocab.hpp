@@ -78,10 +78,10 @@ class Vocab {
   }
 
   // The id a string had before, if any. The same string again takes the new id. FileError past `most_probes`.
-  std::optional<uint32_t> add(std::string_view token, uint32_t id) {
+  std::optional<uint32_t> add(std::string_view token, uint32_t id) { return add(token, id, hash(token)); }
+  std::optional<uint32_t> add(std::string_view token, uint32_t id, uint64_t h) {
     if ((count_ + 1) * 8 > entries_.size() * 5) rehash(std::max<size_t>(16, entries_.size() * 2));
     if (id >= where_.size()) where_.resize(size_t{id} + 1, {0, hole});
-    const uint64_t h = hash(token);
     Entry* entry = probe<true>(token, h);
     std::optional<uint32_t> old;
     if (entry->id != hole) {
@@ -96,13 +96,17 @@ class Vocab {
     return old;
   }
 
-  // Prefetches the memory that add() or find() will read first.
-  void prefetch(std::string_view token) const {
-    if (!entries_.empty()) __builtin_prefetch(&entries_[hash(token) & (entries_.size() - 1)], 1);
+  // For callers of many: the hash of each is made once, and the memory that is read for it fetched ahead, first
+  // with prefetch(), then with prefetch_text().
+  uint64_t hash(std::string_view s) const { return hash_bytes(s.data(), s.size(), seed_); }
+  void prefetch(uint64_t h) const { __builtin_prefetch(first(h), 1); }
+  void prefetch_text(uint64_t h) const {
+    if (const uint32_t id = first(h)->id; id != hole) __builtin_prefetch(&where_[id]);
   }
-  std::optional<uint32_t> find(std::string_view token) const {
+  std::optional<uint32_t> find(std::string_view token) const { return find(token, hash(token)); }
+  std::optional<uint32_t> find(std::string_view token, uint64_t h) const {
     if (entries_.empty()) return std::nullopt;
-    const Entry* entry = const_cast<Vocab*>(this)->probe<false>(token, hash(token));
+    const Entry* entry = const_cast<Vocab*>(this)->probe<false>(token, h);
     return entry->id == hole ? std::nullopt : std::optional<uint32_t>(entry->id);
   }
   // The token "<0xHH>" of each byte, or `hole`.
@@ -131,7 +135,7 @@ class Vocab {
   };
   static uint32_t tag(uint64_t h) { return static_cast<uint32_t>(h >> 32); }
 
-  uint64_t hash(std::string_view s) const { return hash_bytes(s.data(), s.size(), seed_); }
+  const Entry* first(uint64_t h) const { return entries_.data() + (h & (entries_.size() - 1)); }
 
   template <bool bounded>
   Entry* probe(std::string_view token, uint64_t h) {
