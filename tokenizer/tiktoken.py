@@ -79,8 +79,8 @@ def parse_ranks(data: bytes) -> dict[bytes, int]:
             token, id = base64.b64decode(encoded, validate=True), int(rank)
         except (ValueError, binascii.Error):
             raise TokenizerError(f"line {number}: expected a base64 token and its rank, not {line[:60]!r}") from None
-        if id < 0 or token in ranks:
-            raise TokenizerError(f"line {number}: a repeated or negatively ranked token: {line[:60]!r}")
+        if not token or id < 0 or token in ranks:  # before Python 3.11 a lone "=" is an empty token
+            raise TokenizerError(f"line {number}: an empty, repeated or negatively ranked token: {line[:60]!r}")
         ranks[token] = id
     missing = [b for b in range(256) if bytes([b]) not in ranks]
     if missing:

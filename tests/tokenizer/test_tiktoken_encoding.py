@@ -57,7 +57,7 @@ def pair() -> Any:
         (b"AAA= x", {}, "line 1"), (b"!!!! 3", {}, "line 1"),
         (b"A*AA= 3", {}, "line 1: expected"), (b"AA== 0", {}, "byte 1 has no token"),
         (b"AA== 0\nAA== 1", {}, "line 2"), (None, {"<|x|>": 3}, "already taken"),
-        (b"\n \nAA== -1", {}, "line 3: a rep"), (b"= 0", {}, "line 1: expected"),
+        (b"\n \nAA== -1", {}, "line 3: an empty"), (b"= 0", {}, "line 1"),
         (None, {"<|x|>": 999, "<|y|>": 999}, r"y\|>'\]: id 999 is already taken"),
         ({**small_ranks(), b"zz": 5}, {}, "two tokens have the same rank"),
         *((None, {"<|x|>": id}, f"{id} is not an id of a token") for id in (-1, True, 1.0, None)),
