@@ -263,24 +263,9 @@ void Decoder::apply(const Step& step, Tokens& tokens, RegexScratch& scratch, Gro
       for (std::string& t : tokens) replace(step, t, scratch, growth);
       break;
     case Kind::metaspace:
-      for (size_t i = 0; i < tokens.size(); ++i)
-        tokens[i] = replace_all(tokens[i], step.content, i == 0 && !step.keep_first ? "" : " ");
-      break;
     case Kind::word_piece:
-      for (size_t i = 0; i < tokens.size(); ++i) {
-        std::string& t = tokens[i];
-        if (i > 0) {
-          if (t.starts_with(step.content))
-            t.erase(0, step.content.size());
-          else
-            t.insert(0, " ");
-        }
-        if (step.cleanup) clean(t);
-      }
-      break;
     case Kind::bpe:
-      for (size_t i = 0; i < tokens.size(); ++i)
-        tokens[i] = replace_all(tokens[i], step.content, i + 1 == tokens.size() ? "" : " ");
+      for (size_t i = 0; i < tokens.size(); ++i) change(step, tokens[i], i == 0, i + 1 == tokens.size());
       break;
     case Kind::ctc:
       ctc(step, tokens);

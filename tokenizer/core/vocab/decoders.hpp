@@ -87,10 +87,8 @@ class Decoder {
         if (b >= 0) now = std::string(1, static_cast<char>(b));
       } else if (step.kind == Kind::replace) {
         replace(step, now, scratch, growth);
-      } else if (step.kind != Kind::fuse && step.kind != Kind::strip && step.kind != Kind::ctc) {
-        Tokens three{"", now, ""};
-        apply(step, three, scratch, growth);
-        now = three[1];
+      } else {
+        change(step, now, false, false);
       }
     }
     return now;
@@ -121,6 +119,21 @@ class Decoder {
     size_t n = 0;
     for (const std::string& t : tokens) n += t.size();
     return n;
+  }
+
+  // A token by its place, if the step is one of those that look at nothing else.
+  static void change(const Step& step, std::string& t, bool first, bool last) {
+    if (step.kind == Kind::metaspace) {
+      t = replace_all(t, step.content, first && !step.keep_first ? "" : " ");
+    } else if (step.kind == Kind::bpe) {
+      t = replace_all(t, step.content, last ? "" : " ");
+    } else if (step.kind == Kind::word_piece) {
+      if (!first && t.starts_with(step.content))
+        t.erase(0, step.content.size());
+      else if (!first)
+        t.insert(0, " ");
+      if (step.cleanup) clean(t);
+    }
   }
 
   // The byte of "<0xHH>", or -1; read as Rust reads a hexadecimal number, a plus sign included.
