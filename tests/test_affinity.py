@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 
 from prelude import Choice, Decide, Embed, Engine, EngineConfig, ExpertConfig, Loglikelihood
 from prelude.integrations.affinity import Affinity, Served, chain_of, chain_of_task, report
@@ -52,6 +53,16 @@ def test_a_report_has_the_prefixes_that_would_hit_finds_and_no_others() -> None:
         assert any(cached) and not all(cached[:4])
 
 
+@pytest.mark.parametrize("salt", [None, "tenant"])
+def test_a_whole_text_that_is_cached_is_reported(salt: str | None) -> None:
+    task, served = Embed(text(9, 100), pooling="last", salt=salt), Served()
+    with Engine.from_pretrained() as engine:
+        served.add(task)
+        assert report(served.kept(), engine) == []
+        engine.run(task)
+        assert {*report(served.kept(), engine)} >= {*chain_of(text(9, 100), salt)[:-1]}
+
+
 def test_the_memory_of_a_replica_is_bounded() -> None:
     served = Served()
     for number in range(3 * KEPT_TEXTS):
@@ -60,6 +71,27 @@ def test_the_memory_of_a_replica_is_bounded() -> None:
     served.add(Embed("y" * (KEPT_CHARS + 1)))
     served.add(Loglikelihood([1, 2], [3], cache="never"))
     assert len(served.kept()) == KEPT_TEXTS and served.kept()[-1].chars == KEPT_CHARS
+
+
+def test_the_texts_served_last_are_kept() -> None:
+    served = Served()
+    texts = [f"{number} " + "x" * 300 for number in range(KEPT_TEXTS + 1)]
+    for one in (*texts[:-1], texts[0], texts[-1]):
+        served.add(Embed(one))
+    assert [one.task.prompt for one in served.kept()] == [*texts[2:-1], texts[0], texts[-1]]
+
+
+@pytest.mark.parametrize(("again", "others", "kept"), [(0, 18 * 256 - 1, 1), (0, 18 * 256, 2), (1, 18 * 256, 1)])
+def test_a_beginning_is_known_until_so_many_others_came(again: int, others: int, kept: int) -> None:
+    """Of two texts that have it both are kept if it is a new one for the first of them."""
+    served = Served()
+    for one in ["A" * 300, *(f"{number} " + "x" * 300 for number in range(others))]:
+        served.add(Embed(one))
+        if again and one.startswith("0 "):
+            served.add(Embed("A" * 300))
+    for end in "bc":
+        served.add(Embed("A" * 256 + end * 200))
+    assert sum(one.task.prompt.startswith("A") for one in served.kept()) == kept
 
 
 def test_of_texts_that_begin_alike_one_is_kept() -> None:
@@ -137,7 +169,25 @@ def test_a_loaded_replica_gives_its_prefix_up() -> None:
 
 def test_a_routers_memory_is_bounded() -> None:
     affinity: Affinity[int] = Affinity()
-    for number in range(MEMORY + 100):
+    for number in (*range(MEMORY), 0, MEMORY):
         affinity.sent((number,), 0, 0.0)
-    assert affinity.ranked((0,), [0, 1], lambda _: 0, 0.0)[0] == [1]  # forgotten: a new one, and 0 has had most
-    assert affinity.ranked((MEMORY,), [0, 1], lambda _: 0, 0.0)[0] == [0]
+    first = [affinity.ranked((number,), [0, 1], lambda _: 0, 0.0)[0] for number in (0, 1, 2, MEMORY)]
+    assert first == [[0], [1], [0], [0]]  # 1 is forgotten: a new one, and 0 has had most
+
+
+def test_a_router_has_limits_of_its_own() -> None:
+    affinity: Affinity[int] = Affinity()
+    for one, replica in ((5, 0), (5, 1), (7, 1), (8, 1), *[(5, 0)] * 3):
+        affinity.sent((one,), replica, 0.0)
+    for loads, now, first in (
+        ((7, 0, 0, 0), 29.9, [0, 1]),
+        ((8, 0, 0, 0), 29.9, [1]),
+        ((7, 0, 0, 0), 30.0, [0]),
+        ((8, 0, 0, 0), 30.0, [1]),
+        ((10, 8, 7, 7), 0.0, [0, 1]),
+        ((11, 7, 7, 7), 0.0, [1]),
+    ):
+        for total in (None, sum(loads)):
+            groups = affinity.ranked((6, 5), range(4), loads.__getitem__, now, total)
+            assert groups == [first, [0, 1, 2, 3]]
+    assert affinity.ranked((9,), [1, 0], lambda _: 0, 0.0)[0] == [0], "a beginning counts once"

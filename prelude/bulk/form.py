@@ -182,8 +182,8 @@ class Text:
         self.names = [name for _, name in self._parts if name is not None]
 
     def filled(self, row: Mapping[str, Any]) -> Any:
-        if len(self._parts) == 1 and self._parts[0][0] == "" and self._parts[0][1] is not None:
-            return value_of(row, self._parts[0][1])
+        if len(self._parts) == 1 and not self._parts[0][0]:
+            return value_of(row, self.names[0])
         return "".join(
             literal + ("" if name is None else as_text(value_of(row, name))) for literal, name in self._parts
         )
@@ -201,7 +201,7 @@ def value_of(row: Mapping[str, Any], name: str) -> Any:
         raise InvalidRequest(f"the row's column {shown(name)} is {'null' if name in row else 'missing'}", field=name)
     if isinstance(value, list) and value and not isinstance(value[0], str | list | dict):  # not ids of tokens
         return as_text(value)
-    return value if isinstance(value, str | list | dict) else as_text(value)
+    return value if isinstance(value, list | dict) else as_text(value)
 
 
 def as_text(value: Any) -> str:

@@ -52,7 +52,7 @@ class Position:
 
 def json_value(value: Any) -> Any:
     """``value`` as JSON can hold it: bytes are base64, a number that is not finite is null."""
-    if value is None or isinstance(value, str | bool | int):
+    if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None

@@ -172,8 +172,6 @@ class Affinity(Generic[K]):
     def reported(self, replica: K, hashes: Collection[int]) -> None:
         """Set the content of a replica's cache, in the place of its last report."""
         found, before = frozenset(hashes), self._reports.get(replica, frozenset())
-        if found == before:
-            return
         self._reports[replica] = found
         for one in before - found:
             if one in self._until and replica in self._until[one]:
@@ -190,7 +188,5 @@ class Affinity(Generic[K]):
                 del holders[replica]
             if not holders:
                 del self._until[one]
-        for replica in [*(self._reports.keys() | self._homes.keys())]:
-            if replica not in replicas:
-                self._reports.pop(replica, None)
-                self._homes.pop(replica, None)
+        self._reports = {name: found for name, found in self._reports.items() if name in replicas}
+        self._homes = {name: count for name, count in self._homes.items() if name in replicas}

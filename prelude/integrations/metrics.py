@@ -104,15 +104,14 @@ class PrometheusMetrics:
         yield CounterMetricFamily(
             f"{self._prefix}_gc_pause_seconds", "seconds of garbage collections", value=pauses["total_ms"] / 1e3
         )
-        healthy = GaugeMetricFamily(
+        yield GaugeMetricFamily(
             f"{self._prefix}_healthy", "1 while the engine is healthy", value=self._engine.health().ok
         )
-        yield healthy
 
 
 # ------------------------------------------------------------------ logs
 
-_PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
 class JsonFormatter(logging.Formatter):

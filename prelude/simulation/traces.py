@@ -234,8 +234,7 @@ def _seconds(name: str, value: Any) -> None:
 
 
 def _text(name: str, value: Any) -> None:
-    if not isinstance(value, str) or not value.isascii():
-        try:
-            value.encode()
-        except (AttributeError, UnicodeEncodeError):
-            raise ValueError(f"{name}: {shown(value)} is no text") from None
+    try:
+        value.encode()
+    except (AttributeError, UnicodeEncodeError):
+        raise ValueError(f"{name}: {shown(value)} is no text") from None
