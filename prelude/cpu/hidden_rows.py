@@ -56,8 +56,7 @@ class HiddenRows:
 
     def scores(self, tokens: I32) -> F32:
         parts = [self.decoder.scores(self.vectors(tokens[some])) for some in _runs(len(tokens))]
-        found: F32 = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return found
+        return np.concatenate(parts)
 
     def scores_of(self, vectors: F32) -> F32:
         return self.decoder.scores(vectors)
@@ -70,7 +69,7 @@ class HiddenRows:
         logits = np.empty(pairs, np.float64)
         normed = self.vectors(tokens)
         for start in range(0, pairs, self.chunk_rows):
-            some = slice(start, min(start + self.chunk_rows, pairs))
+            some = slice(start, start + self.chunk_rows)
             logits[some] = self.decoder.logits_of(normed[rows[some]], targets[some].astype(np.int64))
         return logits
 

@@ -50,7 +50,7 @@ def profile(executor: Executor, longest: int, shapes: StepMemory) -> StepMemory:
     same by the model's shapes, which is the result if the system does not count a process's memory."""
     limits = executor.limits()
     many = max(2, min(longest, LONG))
-    few = max(1, many // 2)
+    few = many // 2
 
     def peak(tokens: int, rows: int) -> int | None:
         batch = OneShotBatch(blank_prompts([tokens]), _worst(tokens, rows, limits.lm_head))

@@ -170,7 +170,7 @@ def part_of(x: Array, rows: slice) -> Array:
 
 
 def _slices(rows: int, chunk: int) -> Sequence[slice]:
-    return [slice(at, min(at + chunk, rows)) for at in range(0, rows, chunk)]
+    return [slice(at, at + chunk) for at in range(0, rows, chunk)]
 
 
 def _read(norm: RowNorm | None, x: F32, normed: Array) -> Array:

@@ -92,7 +92,7 @@ class Transformer:
     def runs(self, tokens: int) -> list[Run]:
         """``tokens`` as runs of whole chunks."""
         chunk = self._chunk(tokens)
-        step = chunk * max(1, self.run_chunks)
+        step = chunk * self.run_chunks
         if step >= tokens:
             return [Run(slice(0, tokens), chunk)]
         return [Run(slice(at, min(at + step, tokens)), chunk) for at in range(0, tokens, step)]

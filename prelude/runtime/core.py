@@ -217,8 +217,7 @@ class EngineCore:
                 found.append(item)
                 continue
             try:
-                own = watching(item, sink) if item.watched else sink
-                request = self.request(item.prepared, own, call.options, call.expires)
+                request = self.request(item.prepared, watching(item, sink), call.options, call.expires)
             except Exception as error:
                 found.append(error)
                 continue
@@ -312,7 +311,7 @@ class EngineCore:
             return self.submit_many(requests, places)
         try:
             refused = self.lifecycle.post(requests, places)
-            while self.step() and self.live and any(request.id in self.live for request in reversed(requests)):
+            while self.step() and any(request.id in self.live for request in reversed(requests)):
                 if after_step is not None:
                     after_step()
         finally:

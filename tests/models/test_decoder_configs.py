@@ -132,6 +132,7 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({**GEMMA3, "architectures": ["Gemma3ForConditionalGeneration"]}, "'Gemma3ForConditionalGeneration'"),
 ]
 WRONG: list[tuple[dict[str, Any], str]] = [
+    ({**GEMMA3, "use_bidirectional_attention": "yes"}, "use_bidirectional_attention is 'yes', true or false"),
     ({**PHI3, "sliding_window": 0}, "sliding_window is 0, the limits are 1 and 16,777,216"),
     ({**PHI3, "sliding_window": -1}, "sliding_window is -1"),
     ({**PHI3, "partial_rotary_factor": 0.2}, "partial_rotary_factor is 0.2, of heads of 8 values an even number"),

@@ -158,7 +158,7 @@ def test_merges_are_counted_before_they_are_made(letters: int, longest: int, hel
 
 def test_halves_of_a_token_are_ordered_by_score_and_length() -> None:
     """As llama.cpp merges: the better score first; of one score the longer left half, then the first token."""
-    told = {"model": "llama", "tokens": ["a", "b", "ab", "ba", "aba", "bb", "<x>"]}
+    told = {"model": "llama", "tokens": ["a", "b", "ab", "ba", "aba", "bb", "bab"]}
     told |= {"scores": [0.0, 0.0, -2.0, -1.0, -1.0, -2.0, 0.0], "token_type": [1] * 6 + [CONTROL]}
     made = GgufTokenizer({f"tokenizer.ggml.{key}": value for key, value in told.items()}, Path("m.gguf")).file()
     merges = json.loads(made)["model"]["merges"]
@@ -167,10 +167,15 @@ def test_halves_of_a_token_are_ordered_by_score_and_length() -> None:
 
 @pytest.mark.parametrize("said, ids", [(None, [3]), (True, [3]), (False, [2])])
 def test_a_space_is_put_before_a_text_unless_the_file_says_no(said: bool | None, ids: list[int]) -> None:
-    told = {"tokens": ["<unk>", "\u2581", "a", "\u2581a"], "token_type": [UNKNOWN, *[NORMAL] * 3], "model": "llama"}
-    told |= {"scores": [0.0, -1.0, -1.0, -2.0], "add_space_prefix": said}
-    found = made({f"tokenizer.ggml.{key}": value for key, value in told.items()})
-    assert found.encode("a").ids == ids and found.decode([*ids, 0]) == "a" and found.encode("a\xe9").ids == [*ids, 0]
+    """Characters that are no tokens are bytes, or unknown where a byte is none."""
+    told = {"tokens": ["<unk>", "\u2581", "a", "\u2581a", "<0xC3>", "<0xA9>"], "model": "llama"}
+    told |= {"token_type": [UNKNOWN, *[NORMAL] * 3, BYTE, BYTE], "scores": [0.0, -1.0, -1.0, -2.0, 0.0, 0.0]}
+    found = made({f"tokenizer.ggml.{key}": value for key, value in (told | {"add_space_prefix": said}).items()})
+    assert found.encode("a").ids == ids and found.decode([*ids, 0]) == "a"
+    assert found.encode("a\xe8\xea").ids == [*ids, 0] and found.encode("a\xe9").ids == [*ids, 4, 5]
+    assert found.decode([*ids, 4, 5, 1, 2]) == "a\xe9 a"
+    named = made({f"tokenizer.ggml.{key}": value for key, value in (told | {"unknown_token_id": 1}).items()})
+    assert named.encode("\xe8").ids[-1] == 1, "the file's own unknown token comes before the first of that kind"
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -179,8 +184,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "types of another length": ({"token_type": [1]}, "1 token types for"),
     "another model": ({"model": "rwkv"}, "tokenizer.ggml.model 'rwkv'"),
     "another way of cutting": ({"pre": "new-one"}, "tokenizer.ggml.pre 'new-one'; supported"),
+    "another, of no text": ({"pre": ["gpt-2"]}, "tokenizer.ggml.pre ['gpt-2']; supported"),
     "a merge of three": ({"merges": ["a b c"]}, "merges has 'a b c'"),
     "a token that is not there": ({"bos_token_id": 1 << 30, "add_bos_token": True}, "bos_token_id is 1073741824"),
+    "a token of no number": ({"bos_token_id": True, "add_bos_token": True}, "bos_token_id is True, there are"),
     "a switch of text": ({"add_bos_token": "yes"}, "add_bos_token is 'yes'"),
     "many control tokens": (
         {"tokens": [f"{at}" for at in range((1 << 16) + 1)], "token_type": [CONTROL] * ((1 << 16) + 1)},
@@ -188,6 +195,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "scores of another length": ({"model": "llama", "scores": [0.0]}, "1 scores for"),
 }
+
+
+def test_as_many_added_tokens_as_the_limit() -> None:
+    told = byte_level() | {"tokenizer.ggml.tokens": [f"{at}" for at in range(1 << 16)], "tokenizer.ggml.merges": []}
+    file = json.loads(GgufTokenizer(told | {"tokenizer.ggml.token_type": [CONTROL] * (1 << 16)}, Path("m")).file())
+    assert [token["id"] for token in file["added_tokens"]] == list(range(1 << 16))
 
 
 @pytest.mark.parametrize("name", sorted(WRONG))

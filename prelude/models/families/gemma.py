@@ -103,9 +103,8 @@ def _build(kind: Kind, fields: Fields, wanted: SpecRequest) -> ModelSpec:
 def _sees_all(kind: Kind, fields: Fields, wanted: SpecRequest) -> bool:
     if not kind.may_see_all:
         refuse_other_values(fields, {"use_bidirectional_attention": (None, False)})
-    if not fields.get("use_bidirectional_attention", False):
-        return False
-    sees_all = fields.boolean("use_bidirectional_attention")
+    key = "use_bidirectional_attention"
+    sees_all = bool(fields.get(key, False)) and fields.boolean(key)
     if sees_all and wanted.head == "lm":
         raise UnsupportedModel(f"{fields.where}: unsupported: use_bidirectional_attention with a language-model head")
     return sees_all

@@ -76,15 +76,12 @@ class GgufTokenizer:
                 f"{self.path}: unsupported: tokenizer.ggml.model {shown(kind)}; gpt2 and llama are read, for others "
                 "put the model's tokenizer.json beside the file"
             )
-        vocabulary = found["model"]["vocab"]
         others = [token for token, kind in enumerate(self.kinds) if kind in (_UNKNOWN, _CONTROL, _USER)]
         if len(others) > _MOST_ADDED:
             raise self._wrong(
                 f"tokenizer.ggml.token_type has {len(others):,} added tokens, the limit is {_MOST_ADDED:,}"
             )
         added = [self._added(token) for token in others]
-        for one in added:
-            vocabulary.setdefault(one["content"], one["id"])
         whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **found}
         return json.dumps({**whole, "post_processor": self._post_processor(begins)}, ensure_ascii=False).encode()
 
