@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from prelude.calibration.calibrator import LEAST_ROWS, Calibrator, Method, PriorCorrection, log, rows_of
-from prelude.calibration.metrics import BINS, F64, Summary, confident, ece, summary, worsened
+from prelude.calibration.metrics import F64, Summary, confident, ece, summary, worsened
 from prelude.errors import CalibrationError, shown
 from prelude.records import dataclass
 from prelude.results import Answer
@@ -102,8 +102,6 @@ def interval(confidence: F64, correct: F64, resamples: int, seed: int) -> tuple[
     """Return the range of 95 % of the bootstrap's ECEs. A resample's own errors make small ECEs appear too high."""
     draw = np.random.default_rng(seed)
     n = len(confidence)
-    found = [
-        ece(confidence[some], correct[some], BINS) for some in (draw.integers(0, n, n) for _ in range(resamples))
-    ]
+    found = [ece(confidence[some], correct[some]) for some in (draw.integers(0, n, n) for _ in range(resamples))]
     low, high = np.quantile(found, [0.025, 0.975]) if found else (0.0, 0.0)
     return float(low), float(high)

@@ -57,7 +57,7 @@ def _row(line: str, where: str, head: Head | None) -> Row:
     if not isinstance(found, dict) or "label" not in found:
         raise CalibrationError(f"{where}: an object with a label is expected")
     label = found["label"]
-    if not isinstance(label, str | int | bool):
+    if not isinstance(label, str | int):
         raise CalibrationError(f"{where}: label {shown(label)} is not text, a number, true or false")
     if isinstance(label, bool):
         label = "yes" if label else "no"

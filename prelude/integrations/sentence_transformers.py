@@ -158,7 +158,7 @@ class PairScorer:
             prompt_name=prompt_name,
             prompt=prompt,
         )
-        order = np.argsort(-np.asarray(scores), kind="stable").tolist()[:top_k]
+        order = np.argsort(-scores, kind="stable").tolist()[:top_k]
         found = [{"corpus_id": at, "score": float(scores[at])} for at in order]
         return [{**item, "text": documents[item["corpus_id"]]} for item in found] if return_documents else found
 

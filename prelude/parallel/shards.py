@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from prelude.errors import ConfigError, UnsupportedModel
 from prelude.models.spec import LM_HEAD, Attention, Layer, Mlp, ModelSpec, Projection
-from prelude.records import dataclass, field, replace
+from prelude.records import dataclass, replace
 
 Runs: TypeAlias = tuple[tuple[int, int], ...]
 """Half-open runs of indices, ascending."""
@@ -42,7 +42,7 @@ class Shard:
     spec: ModelSpec
     cuts: dict[str, Cut]
     vocab: int
-    first: int = field(default=0)
+    first: int = 0
 
     @property
     def last(self) -> int:

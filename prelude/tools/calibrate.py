@@ -27,13 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("--method", default="temperature", choices=METHODS, help="of the fit (%(default)s)")
     parser.add_argument("--prior", default="none", choices=PRIORS, help="the prior to divide out before the fit")
-    parser.add_argument("--labels", type=int, default=None, help="rows to fit on; half of them by default")
+    parser.add_argument("--labels", type=int, help="rows to fit on; half of them by default")
     parser.add_argument("--seed", type=int, default=0, help="of the split")
-    parser.add_argument("--save", default=None, help="write the calibrator here, as JSON")
-    parser.add_argument("--save-prior", default=None, help="write the prior here, as JSON")
-    parser.add_argument("--report", default=None, help="write the figures here, as JSON")
-    parser.add_argument("--plot", default=None, help="reliability before and after, as .png, .svg or .pdf")
-    parser.add_argument("--risk-plot", default=None, help="risk against coverage before and after")
+    parser.add_argument("--save", help="write the calibrator here, as JSON")
+    parser.add_argument("--save-prior", help="write the prior here, as JSON")
+    parser.add_argument("--report", help="write the figures here, as JSON")
+    parser.add_argument("--plot", help="reliability before and after, as .png, .svg or .pdf")
+    parser.add_argument("--risk-plot", help="risk against coverage before and after")
 
 
 def main(chosen: argparse.Namespace) -> int:
@@ -103,9 +103,7 @@ def table(report: Report) -> str:
     """The held-out figures before and after."""
     names = ("accuracy", "confidence", "ece", "brier", "nll", "aurc")
     rows = [[name, f"{getattr(report.before, name):.4f}", f"{getattr(report.after, name):.4f}"] for name in names]
-    for at, name in enumerate(names):
-        if name == "ece":
-            ranges = (report.before_interval, report.after_interval)
-            rows.insert(at + 1, ["ece, 95 %", *[f"{low:.4f} to {high:.4f}" for low, high in ranges]])
+    ranges = (report.before_interval, report.after_interval)
+    rows.insert(names.index("ece") + 1, ["ece, 95 %", *[f"{low:.4f} to {high:.4f}" for low, high in ranges]])
     title = f"{report.held_out} held-out answers; fitted on {report.fitted} ({report.calibrator.method})"
     return text_table(rows, header=["", "before", "after"], right=(1, 2), title=title)

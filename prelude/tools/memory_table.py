@@ -22,13 +22,11 @@ _LENGTHS = (512, 2048, 8192, 32768, 131072)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", nargs="?", default=None, help="a directory or a hub name; the packaged model without"
-    )
+    parser.add_argument("model", nargs="?", help="a directory or a hub name; the packaged model without")
     add_model(parser, named=False, quantization=True)
     more = "as 1500000000, 1.5GB or 2GiB; the free memory by default"
     parser.add_argument("--max-memory", type=byte_count, metavar="BYTES", help=more)
-    parser.add_argument("--max-top", type=int, default=None, help="alternatives of a token that requests may ask for")
+    parser.add_argument("--max-top", type=int, help="alternatives of a token that requests may ask for")
 
 
 def main(chosen: argparse.Namespace) -> int:

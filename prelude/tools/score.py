@@ -35,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", help=".jsonl, .csv or .parquet, the first two also .gz; a path or an fsspec URL")
     parser.add_argument("output", help="the same formats")
     task = parser.add_argument_group("the task", "a file, or flags")
-    task.add_argument("--task", default=None, help="a JSON file (docs/BULK.md)")
-    task.add_argument("--text-column", default=None, help="the column with the text; the same as --state '{NAME}'")
-    task.add_argument("--state", default=None, help="a text with {column} where a column stands")
+    task.add_argument("--task", help="a JSON file (docs/BULK.md)")
+    task.add_argument("--text-column", help="the column with the text; the same as --state '{NAME}'")
+    task.add_argument("--state", help="a text with {column} where a column stands")
     task.add_argument("--choice", action="append", default=[], metavar="NAME=A,B,C", help='which label? ("B, too")')
     task.add_argument("--noul", action="append", default=[], metavar="NAME=QUESTION", help="is it true?")
     task.add_argument("--score", action="append", default=[], metavar="NAME=LEVELS", help="which of so many levels?")
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--window", type=int, default=WINDOW_ROWS, help="rows that run together, at most (%(default)s)"
     )
     parser.add_argument("--prefix", default="", help="put before the names of the new columns")
-    parser.add_argument("--journal", default=None, help="OUTPUT.journal by default")
+    parser.add_argument("--journal", help="OUTPUT.journal by default")
     parser.add_argument("--restart", action="store_true", help="forget the journal of an earlier run")
     parser.add_argument("--overwrite", action="store_true", help="replace an output that is there already")
     parser.add_argument("--fail-on-errors", action="store_true", help=f"exit with {FAILED} where a row has an error")
@@ -160,7 +160,7 @@ def read_questions(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def split(option: str, flag: str) -> tuple[str, str]:
-    name, equals, value = flag.partition("=")
-    if not equals or not name or not value:
+    name, _, value = flag.partition("=")
+    if not name or not value:
         raise BulkError(f"{option} {flag!r}: NAME=VALUE is expected")
     return name, value

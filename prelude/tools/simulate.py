@@ -32,10 +32,10 @@ from prelude.values.config import EngineConfig, ExpertConfig
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("workload", help=f"one of {', '.join(WORKLOADS)}, or a trace file (.jsonl)")
-    add("--rate", type=float, default=None, help="requests a second; by default 0.8 of the machine's capacity")
+    add("--rate", type=float, help="requests a second; by default 0.8 of the machine's capacity")
     add("--seed", type=int, default=0, help="of the workload's random draws (%(default)s)")
     add("--machine", default="h200-qwen3-4b", help=f"one of {', '.join(MACHINES)}")
-    add("--policy", default=None, help="names, separated by commas; each is a row of the table")
+    add("--policy", help="names, separated by commas; each is a row of the table")
     add(
         "--set",
         nargs="*",
@@ -44,14 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of EngineConfig: fold=false kv_blocks=4096; or reestimate=false, probation=false",
     )
     add("--option", nargs="*", default=[], metavar="NAME=VALUE", help="of the workload: users=200 together=50")
-    add("--clients", type=int, default=None, help="a closed loop of so many clients instead of the trace's times")
+    add("--clients", type=int, help="a closed loop of so many clients instead of the trace's times")
     add("--think", type=float, default=0.0, help="seconds between a client's answer and its next request")
     add("--cancel", type=float, default=0.0, help="share of callers that cancel, after a second in the mean")
     add("--replicas", type=int, default=1, help="machines that serve the workload (%(default)s)")
     add("--routing", default="prefix-affine", help=f"names out of {', '.join(ROUTERS)}, separated by commas")
     add(
         "--failures",
-        default=None,
         metavar="MEAN[,DOWN]",
         help="a replica lives MEAN seconds in the mean, and is away DOWN seconds (30); until the last arrival",
     )
@@ -60,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="all mechanisms, each mechanism off in turn, and the baseline, with none",
     )
-    add("--rates", default=None, help="a sweep: rates separated by commas")
+    add("--rates", help="a sweep: rates separated by commas")
     add(
         "--equal-p99",
         action="store_true",
@@ -68,9 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--seeds", type=int, default=1, help="--equal-p99: the median of so many seeds, from --seed on")
     add("--audit", type=int, default=0, metavar="STEPS", help="check every account after so many steps")
-    add("--json", default=None, metavar="FILE", help="write the reports")
-    add("--plot", default=None, metavar="FILE", help="draw them (.png, .svg or .pdf); needs matplotlib")
-    add("--write-trace", default=None, metavar="FILE", help="write the arrivals as a trace file and stop")
+    add("--json", metavar="FILE", help="write the reports")
+    add("--plot", metavar="FILE", help="draw them (.png, .svg or .pdf); needs matplotlib")
+    add("--write-trace", metavar="FILE", help="write the arrivals as a trace file and stop")
 
 
 # Fields of EngineConfig that only an engine with a model, its texts and its clock reads.
