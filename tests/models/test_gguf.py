@@ -380,6 +380,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     ),
     "a part of a model": (lambda w: w.add_uint16("split.count", 3), "llama-gguf-split"),
     "an adapter": (lambda w: w.add_type("adapter"), "general.type"),
+    "a tensor of no kind": (lambda w: w.add_tensor("output", np.zeros(3, np.float32)), "tensor 'output' is not part"),
     "a tensor that is not known": (lambda w: w.add_tensor("blk.0.new.weight", np.zeros(3, np.float32)), "blk.0.new"),
 }
 
@@ -434,3 +435,68 @@ def test_metadata_of_other_values_and_types_are_refused(family: str, tmp_path: P
                     Checkpoint.open(directory, config).close()
                 except ModelError as refused:
                     assert str(path) in str(refused) and "config.json" not in str(refused), (key, value)
+
+
+QK = {"attention.key_length": None, "attention.value_length": None}
+YARN_ONE: dict[str, Any] = {"rope.scaling.type": "yarn", "rope.scaling.factor": 1.0, "rope.scaling.attn_factor": 1.5}
+READ: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("qwen3", {"vocab_size": 7, "mm.tokens_per_image": 9, "attention.causal": True}, {}),
+    ("qwen3", {"tensor_data_layout": "reference", "rope.scaling.finetuned": False}, {}),
+    ("llama", {"tensor_data_layout": "Meta AI original pth", "rope.scaling.finetuned": True}, {}),
+    ("qwen3", {"attention.head_count_kv": None}, {"num_key_value_heads": SMALL["num_attention_heads"]}),
+    ("qwen3", {**QK, "attention.head_count": 1}, {"num_attention_heads": 1, "head_dim": SMALL["hidden_size"]}),
+    ("qwen3", {"rope.freq_base": 1e30}, {"rope_theta": 1e30}),
+    ("qwen3", {"rope.freq_base": None}, {"rope_theta": 10000.0}),
+    ("qwen3", {"attention.layer_norm_rms_epsilon": 9.999999974752427e-07}, {"rms_norm_eps": 1e-6}),
+    ("qwen3", {"rope.scaling.attn_factor": 1.0}, {}),
+    ("qwen3", {"rope.scaling.type": "linear"}, {}),
+    ("qwen3", {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, {}),
+    ("qwen3", {"rope.scale_linear": 4.0}, {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+    ("qwen3", {"rope.scale_linear": 4.0, "rope.scaling.factor": 2.0},
+     {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+    ("qwen3", YARN_ONE, {"rope_scaling": {"rope_type": "yarn", "factor": 1.0, "attention_factor": 1.5}}),
+    ("phi3", {"attention.sliding_window": 0}, {"sliding_window": None}),
+    ("phi3", {"rope.dimension_count": 1}, {"partial_rotary_factor": 1 / 16}),
+    ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+     {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
+    ("gemma3_text", {"final_logit_softcapping": 0.0}, {"final_logit_softcapping": None}),
+    ("gemma3_text", {"rope.freq_base_swa": 3e3}, {"rope_local_base_freq": 3e3}),
+    ("gemma3_text", {"attention.sliding_window_pattern": 2}, {"sliding_window_pattern": 2}),
+]  # fmt: skip
+NOT_READ: list[tuple[str, dict[str, Any], str]] = [
+    ("qwen3", {"context_length": None}, "metadata qwen3.context_length is missing"),
+    ("qwen3", {"rope.freq_base": 2e30}, "rope.freq_base is 2e.30: a number from -1e.30 to 1e.30"),
+    ("qwen3", {"rope.freq_base": -2e30}, "a number from -1e.30"),
+    ("qwen3", {"rope.freq_base": True}, "rope.freq_base is True: a number"),
+    ("qwen3", {"attention.head_count_kv": [2, 2]}, "head_count_kv by layer"),
+    ("qwen3", {**QK, "attention.head_count": 0}, "head_count is 0: it must divide embedding_length"),
+    ("qwen3", {**QK, "attention.head_count": 5}, "head_count is 5: it must divide embedding_length"),
+    ("qwen3", {**QK, "attention.head_count": 2.0}, "head_count is 2.0: it must divide embedding_length"),
+    ("qwen3", {"rope.scaling.attn_factor": 1.5}, "rope.scaling.attn_factor = 1.5"),
+    ("phi3", {"rope.dimension_count": 0}, "rope.dimension_count is 0: heads have 16 values"),
+    ("phi3", {"rope.dimension_count": 17}, "rope.dimension_count is 17: heads have 16 values"),
+    ("phi3", {"rope.dimension_count": 8.0}, "rope.dimension_count is 8.0"),
+    ("phi3", {"attention.value_length": 8}, "attention.value_length = 8, heads have 16 values"),
+    ("gemma2", {"attention.sliding_window": None}, "gemma2.attention.sliding_window is missing"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "phi3", "gemma2", "gemma3_text"])
+def test_the_config_of_a_file_is_that_of_its_keys(family: str, tmp_path: Path) -> None:
+    """One key changed in a file's metadata changes the config where it says so, and nothing else."""
+    path = write_model(source(tmp_path / "model", family, head_dim=16), tmp_path / "model.gguf", "F32")
+    with GgufFile(path) as file:
+        name, good = architecture_of(file), dict(file.metadata)
+        plain = config_of(file, name)
+
+        def say(changes: dict[str, Any]) -> None:
+            told = {**good, **{f"{name}.{key}": value for key, value in changes.items()}}
+            file.metadata = {key: value for key, value in told.items() if value is not None}
+
+        for changes, wanted in ((one[1], one[2]) for one in READ if one[0] == family):
+            say(changes)
+            assert config_of(file, name) == {**plain, **wanted}, changes
+        for changes, said in ((one[1], one[2]) for one in NOT_READ if one[0] == family):
+            say(changes)
+            with pytest.raises(ModelError, match=said):
+                config_of(file, name)
