@@ -17,7 +17,7 @@ from prelude.errors import CheckpointError, ModelError, UnsupportedModel
 from prelude.models.checkpoint import Checkpoint
 from prelude.models.config import ModelConfig
 from prelude.models.gguf.blocks import Blocks
-from prelude.models.gguf.config import architecture_of, config_of
+from prelude.models.gguf.config import architecture_of, config_of, model_names
 from prelude.models.gguf.directory import GgufDirectory, open_directory
 from prelude.models.gguf.reader import TYPES, GgufFile
 from prelude.models.packed import PackedLinear
@@ -459,6 +459,10 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("phi3", {"rope.dimension_count": 1}, {"partial_rotary_factor": 1 / 16}),
     ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None},
      {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
+    ("gemma2", {"block_count": 46, "attention.head_count": 0}, {"num_hidden_layers": 46, "num_attention_heads": 0}),
+    ("gemma2", {"block_count": 46, "attention.head_count": 1},
+     {"num_hidden_layers": 46, "num_attention_heads": 1, "query_pre_attn_scalar": SMALL["hidden_size"]}),
+    ("gemma2", {"block_count": 62}, {"num_hidden_layers": 62}),
     ("gemma3_text", {"final_logit_softcapping": 0.0}, {"final_logit_softcapping": None}),
     ("gemma3_text", {"rope.freq_base_swa": 3e3}, {"rope_local_base_freq": 3e3}),
     ("gemma3_text", {"attention.sliding_window_pattern": 2}, {"sliding_window_pattern": 2}),
@@ -500,3 +504,30 @@ def test_the_config_of_a_file_is_that_of_its_keys(family: str, tmp_path: Path) -
             say(changes)
             with pytest.raises(ModelError, match=said):
                 config_of(file, name)
+
+
+@pytest.mark.parametrize(
+    "architecture, names, error, said",
+    [
+        (
+            "llama",
+            ["blk.0.attn_q.weight", "blk.00.attn_q.weight"],
+            CheckpointError,
+            "'blk.00.attn_q.weight' are both",
+        ),
+        ("llama", ["blk.1000000.attn_q.weight"], UnsupportedModel, "'blk.1000000.attn_q.weight' is not part of"),
+        (
+            "llama",
+            ["rope_factors_long.weight"],
+            UnsupportedModel,
+            "'rope_factors_long.weight' is not part of a llama",
+        ),
+        ("phi3", ["blk.0.attn_q.weight"], UnsupportedModel, "'blk.0.attn_q.weight' is not part of a phi3"),
+        ("gemma", ["blk.0.post_ffw_norm.weight"], UnsupportedModel, "'blk.0.post_ffw_norm.weight' is not part of"),
+    ],
+)
+def test_names_of_tensors_that_are_refused(
+    architecture: str, names: list[str], error: type[ModelError], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        model_names(names, architecture, "here")
