@@ -108,10 +108,8 @@ class TableCache:
         """``keep``: a file that exists is kept."""
         file, temporary = tempfile.mkstemp(dir=self._folder, prefix=".")
         try:
-            with os.fdopen(file, "wb", buffering=0) as out:
-                view = memoryview(content)
-                while view:
-                    view = view[out.write(view) or 0 :]
+            with os.fdopen(file, "wb") as out:
+                out.write(content)
             if keep:
                 with contextlib.suppress(FileExistsError):
                     os.link(temporary, self._folder / name)
