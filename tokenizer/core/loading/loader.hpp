@@ -67,6 +67,25 @@ class ModelReader {
     return json_.find("max_input_chars_per_word") ? "WordPiece" : "WordLevel";
   }
 
+  // Of n tokens, `apart` values from one to the next. The memory that add() reads first is fetched ahead.
+  class HashesAhead {
+   public:
+    HashesAhead(const Vocab& vocab, const JsonDocument& doc, uint32_t at, uint32_t n, uint32_t apart)
+        : vocab_(vocab), doc_(doc), at_(at), end_(at + n * apart), apart_(apart) {}
+    uint64_t next() {
+      for (; at_ != end_ && made_ - taken_ < ahead_.size(); ++made_, at_ += apart_)
+        vocab_.prefetch(ahead_[made_ % ahead_.size()] = vocab_.hash(doc_.string(at_)));
+      return ahead_[taken_++ % ahead_.size()];
+    }
+
+   private:
+    const Vocab& vocab_;
+    const JsonDocument& doc_;
+    uint32_t at_, made_ = 0, taken_ = 0;
+    const uint32_t end_, apart_;
+    std::array<uint64_t, 8> ahead_;
+  };
+
   void read_vocab() {
     if (tables_known_) return;
     Json vocab = json_.need("vocab");
@@ -83,10 +102,8 @@ class ModelReader {
     // Tables by id have as many entries as the largest id says.
     const uint64_t limit = uint64_t{4} * n + sparse_here, most = uint64_t{4} * n + sparse_anywhere;
     at = vocab.first();
-    std::array<uint64_t, 8> hashes;  // of the tokens from this one on
-    for (uint32_t i = 0, known = 0; i < n; ++i, at += 2) {
-      for (; known < n && known < i + hashes.size(); ++known)
-        model_.vocab.prefetch(hashes[known % hashes.size()] = model_.vocab.hash(doc.string(at + 2 * (known - i))));
+    HashesAhead hashes(model_.vocab, doc, at, n, 2);
+    for (uint32_t i = 0; i < n; ++i, at += 2) {
       std::string_view token = doc.string(at), digits = doc.source(at + 1);
       uint64_t id = 0;
       for (char c : digits) {
@@ -102,7 +119,7 @@ class ModelReader {
       uint32_t small = static_cast<uint32_t>(id);
       if (model_.vocab.has(small) && model_.vocab.text(small) != token)
         throw Unsupported("two tokens with one id", entry(vocab, token));
-      model_.vocab.add(token, small, hashes[i % hashes.size()]);
+      model_.vocab.add(token, small, hashes.next());
     }
   }
 
@@ -170,8 +187,9 @@ class ModelReader {
     if (bytes >= UINT32_MAX) leave("more than 4 GB of tokens");
     model_.vocab.reserve(n, bytes);
     at = vocab.first();
+    HashesAhead hashes(model_.vocab, doc, at + 1, n, 3);
     for (uint32_t i = 0; i < n; ++i, at = doc.past(at)) {
-      if (model_.vocab.add(doc.string(at + 1), i)) leave("a token that is there twice");
+      if (model_.vocab.add(doc.string(at + 1), i, hashes.next())) leave("a token that is there twice");
       const std::optional<double> score = json_double(doc.source(at + 2));
       if (!score) leave("a score that no double holds");
       model_.unigram.add_score(*score);

@@ -34,7 +34,7 @@ class AddedMatcher {
 
   // Of two equal contents the first counts; the value is the index to report. False: they cannot be held.
   bool build(const std::vector<std::pair<std::string, int32_t>>& contents) {
-    std::vector<ByteTrie::Entry> entries;
+    ByteTrie::Entries entries;
     for (auto& [content, token] : contents) {
       entries.push_back({content, static_cast<uint32_t>(token)});
       bool& begins = begins_[static_cast<unsigned char>(content[0])];

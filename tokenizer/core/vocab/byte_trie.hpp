@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "memory/scratch_vector.hpp"
 #include "memory/table_array.hpp"
 
 namespace fasttoken {
@@ -28,8 +29,9 @@ class ByteTrie {
     std::string_view text;  // not empty
     uint32_t id;            // below `none`
   };
+  using Entries = ScratchVector<Entry>;
   // Of equal texts the first counts. too_sparse: it would take too many units a node.
-  Built build(std::vector<Entry> entries) { return Builder(*this, entries).build(); }
+  Built build(Entries entries) { return Builder(*this, entries).build(); }
 
   // The way of a text from the root on.
   struct Walk;
@@ -52,7 +54,7 @@ class ByteTrie {
   // Places the nodes, each with all its children, whose texts it sorts by their next byte.
   class Builder {
    public:
-    Builder(ByteTrie& trie, std::vector<Entry>& entries) : trie_(trie), entries_(entries) {}
+    Builder(ByteTrie& trie, Entries& entries) : trie_(trie), entries_(entries) {}
 
     Built build() {
       std::vector<Range> open{{0, 0, entries_.size(), 0}};
@@ -63,7 +65,7 @@ class ByteTrie {
         if (nodes_ > most_nodes) return Built::too_many_nodes;
         if (units_.size() > most_units_a_node * nodes_ + 64 * block) return Built::too_sparse;
       }
-      trie_.units_.swap(units_);
+      trie_.units_.append(units_.data(), units_.size());
       return Built::yes;
     }
 
@@ -154,9 +156,8 @@ class ByteTrie {
     static void remove(Bits& bits, uint32_t unit) { bits[unit % block / 64] &= ~(uint64_t{1} << unit % 64); }
 
     ByteTrie& trie_;
-    std::vector<Entry>& entries_;
-    std::vector<Entry> sorted_;
-    std::vector<Unit> units_ = std::vector<Unit>(block, empty);
+    Entries &entries_, sorted_;
+    ScratchVector<Unit> units_ = ScratchVector<Unit>(block, empty);
     std::vector<Block> blocks_ = std::vector<Block>(1);  // the first has no room
     std::vector<unsigned char> children_;
     std::array<size_t, 256> counts_{};  // of the texts by their next byte; 0 between two nodes

@@ -58,7 +58,8 @@ class Unigram {
     double least = std::numeric_limits<double>::infinity();
     foreign_.add_all();
     for (uint32_t c = 0; c < 0x80; ++c) foreign_.remove(c);
-    std::vector<ByteTrie::Entry> entries;
+    ByteTrie::Entries entries;
+    entries.reserve(vocab.size());
     for (uint32_t id = 0; id < vocab.end(); ++id) {
       least = std::min(least, score(id));
       if (!vocab.has(id) || vocab.text(id).empty()) continue;

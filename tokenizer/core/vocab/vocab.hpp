@@ -73,6 +73,7 @@ class Vocab {
 
   void reserve(size_t tokens, size_t bytes) {
     arena_.reserve(bytes);
+    where_.reserve(tokens);
     size_t entries = std::bit_ceil(tokens * 8 / 5 + 8);
     if (entries > entries_.size()) rehash(entries);
   }

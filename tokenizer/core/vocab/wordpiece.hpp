@@ -24,7 +24,7 @@ class WordPiece {
   bool finish_loading(const Vocab& vocab) {
     unknown_ = vocab.find(unknown).value_or(none);
     if (whole_words) return true;
-    std::vector<ByteTrie::Entry> starts, rests;
+    ByteTrie::Entries starts, rests;
     std::vector<WordTable::Word> words;
     for (uint32_t id = 0; id < vocab.end(); ++id) {
       if (!vocab.has(id) || vocab.text(id).empty()) continue;
