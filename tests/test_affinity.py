@@ -178,6 +178,10 @@ def test_a_routers_memory_is_bounded() -> None:
     affinity.sent((1,), 1, 0.0)
     affinity.reported(0, [])
     assert affinity.ranked((1,), [0, 1, 2], [0, 8, 0].__getitem__, 99.0)[0] == [2], "1 alone had it"
+    affinity = Affinity()
+    for number in (0, MEMORY):
+        affinity.reported(0, range(number, number + MEMORY))
+    assert [affinity.ranked((number,), [1, 0], idle, 0.0)[0] for number in (0, MEMORY)] == [[1], [0]]
 
 
 def test_a_replica_that_comes_back_begins_anew() -> None:

@@ -166,8 +166,7 @@ class Affinity(Generic[K]):
             holders[replica] = max(holders.get(replica, 0.0), now + self._trust)
         if new:
             self._homes[replica] = self._homes.get(replica, 0) + 1
-        while len(self._until) > MEMORY:
-            self._until.popitem(last=False)
+        self._forget_oldest()
 
     def reported(self, replica: K, hashes: Collection[int]) -> None:
         """Set the content of a replica's cache, in the place of its last report."""
@@ -178,6 +177,11 @@ class Affinity(Generic[K]):
                 self._until[one][replica] = 0.0
         for one in found - before:
             self._until.setdefault(one, {})[replica] = math.inf
+        self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        while len(self._until) > MEMORY:
+            self._until.popitem(last=False)
 
     def keep(self, replicas: Collection[K]) -> None:
         """Forget all other replicas: their caches are gone."""
