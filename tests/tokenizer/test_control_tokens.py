@@ -347,5 +347,6 @@ def test_white_space_beside_a_trusted_token(left: bool, right: bool) -> None:
     ours = Tokenizer.from_str(file(model={"type": "BPE", "vocab": vocab, "merges": []}, added_tokens=[token]))
     ids = ours.encode_segments([("a ", False), ("<m>", True), ("  b <m>", False)]).tolist()
     assert ids == [0, *([] if left else [2]), 6, *([] if right else [2, 2]), 1, 2, 3, 4, 5]
+    wrong: Any = [(5, True)]
     with pytest.raises(TypeError, match=r"a segment is \(str, bool\), not \(int"):
-        ours.encode_segments([(5, True)])  # type: ignore[list-item]
+        ours.encode_segments(wrong)

@@ -3,6 +3,7 @@
 // (Tokenizer::decode).
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -212,9 +213,10 @@ class Decoder {
     static constexpr std::pair<std::string_view, std::string_view> rules[] = {
         {" .", "."},   {" ?", "?"},           {" !", "!"},   {" ,", ","},     {" ' ", "'"},   {" n't", "n't"},
         {" 'm", "'m"}, {" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
-    bool any = false;  // a space that one of them may begin with
+    // Each begins with a space, which most tokens have at their beginning alone.
+    bool any = false;
     for (size_t at = 0; !any && (at = t.find(' ', at)) != std::string::npos;)
-      any = ++at < t.size() && std::string_view(".?!,'nd").find(t[at]) != std::string_view::npos;
+      any = ++at < t.size() && std::ranges::any_of(rules, [&](auto& rule) { return rule.first[1] == t[at]; });
     if (!any) return;
     for (auto& [old, with] : rules)
       if (t.find(old) != std::string::npos) t = replace_all(t, old, with);
