@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -294,38 +297,59 @@ def marked(parts: list[tuple[str, bool]]) -> str:
     return joined(text if trusted else Marked(text) for text, trusted in parts)
 
 
+def trust(text: str) -> list[bool]:
+    """Whether each character is the template's own."""
+    runs = segments(text)
+    assert all(a != b for (_, a), (_, b) in pairwise(runs)) and all(run for run, _ in runs)
+    return [trusted for run, trusted in runs for _ in run]
+
+
+@pytest.mark.fault(25)
 @settings(max_examples=100, deadline=None)
-@given(parts=pieces, start=st.integers(-9, 9), stop=st.integers(-9, 9))
-def test_marked_strings_are_the_strings_they_mark(parts: Any, start: int, stop: int) -> None:
+@given(parts=pieces, others=pieces, start=st.integers(-9, 9), stop=st.integers(-9, 9))
+def test_marked_strings_are_the_strings_they_mark(parts: Any, others: Any, start: int, stop: int) -> None:
     text, plain = marked(parts), "".join(t for t, _ in parts)
-    flags = [trusted for t, trusted in parts for _ in t]
-    assert text == plain and hash(text) == hash(plain)
+    other, flags = marked(others), [trusted for t, trusted in parts for _ in t]
+    theirs = [trusted for t, trusted in others for _ in t]
+    assert text == plain and hash(text) == hash(plain) and (trust(text), trust(other)) == (flags, theirs)
 
-    def check(made: str, expected: str, at: int | None) -> None:
-        assert made == expected
-        runs = [trusted for t, trusted in segments(made) for _ in t]
-        if at is not None:
-            assert runs == flags[at : at + len(expected)]
+    def check(made: Iterable[str], expected: Iterable[str], between: int = 0, at: int = 0) -> None:
+        """Each string is the next part of the text, with the trust of the characters there."""
+        for one, part in zip(made, expected, strict=True):
+            assert one == part
+            at = plain.index(part, at)
+            assert trust(one) == flags[at : at + len(part)]
+            at += len(part) + between
 
-    check(text[start:stop], plain[start:stop], len(plain[: slice(start, stop).indices(len(plain))[0]]))
-    check(METHODS["lstrip"](text), plain.lstrip(), len(plain) - len(plain.lstrip()))
-    check(METHODS["rstrip"](text), plain.rstrip(), 0)
-    check(METHODS["strip"](text), plain.strip(), len(plain) - len(plain.lstrip()))
-    for sep, count in ((None, -1), ("#", -1), (" ", 1), ("<|", -1)):
-        assert METHODS["split"](text, sep, count) == plain.split(sep, count)
-        assert METHODS["rsplit"](text, sep, count) == plain.rsplit(sep, count)
-        if sep:
-            again = joined(METHODS["split"](text, sep), Marked(sep))
-            assert again == plain
-    assert METHODS["splitlines"](text) == plain.splitlines()
-    assert METHODS["splitlines"](text, True) == plain.splitlines(True)
-    assert METHODS["partition"](text, "#") == plain.partition("#")
-    assert METHODS["rpartition"](text, "#") == plain.rpartition("#")
-    assert METHODS["replace"](text, "a", "bb") == plain.replace("a", "bb")
-    assert METHODS["replace"](text, "", "-") == plain.replace("", "-")
-    assert METHODS["upper"](text) == plain.upper() and METHODS["lower"](text) == plain.lower()
-    assert METHODS["removeprefix"](text, "a") == plain.removeprefix("a")
-    assert METHODS["removesuffix"](text, "a") == plain.removesuffix("a")
-    assert "".join(text) == plain and [str(c) for c in text] == list(plain)
-    check(text + "x", plain + "x", None)
-    check("x" + text, "x" + plain, None)
+    check([text[start:stop]], [plain[start:stop]], at=slice(start, stop).indices(len(plain))[0])
+    check(text, plain)
+    assert text[::-1] == plain[::-1] and trust(text[::-1]) == [all(flags)] * len(plain)
+    for i in range(-len(plain), len(plain)):
+        assert trust(text[i]) == [flags[i]]
+    check([METHODS["lstrip"](text)], [plain.lstrip()], at=len(plain) - len(plain.lstrip()))
+    check([METHODS["rstrip"](text)], [plain.rstrip()])
+    check([METHODS["strip"](text, "a ")], [plain.strip("a ")], at=len(plain) - len(plain.lstrip("a ")))
+    for sep, count in ((None, -1), (None, 1), ("#", -1), (" ", 1), ("<|", -1)):
+        check(METHODS["split"](text, sep, count), plain.split(sep, count), len(sep or ""))
+        check(METHODS["rsplit"](text, sep, count), plain.rsplit(sep, count), len(sep or ""))
+    check(METHODS["splitlines"](text), plain.splitlines(), 1)
+    check(METHODS["splitlines"](text, True), plain.splitlines(True))
+    check(METHODS["partition"](text, "#"), plain.partition("#"))
+    check(METHODS["rpartition"](text, "#"), plain.rpartition("#"))
+    check([METHODS["removesuffix"](text, "a")], [plain.removesuffix("a")])
+    check([METHODS["removeprefix"](text, "a")], [plain.removeprefix("a")], at=plain.startswith("a"))
+    for name in ("upper", "lower"):
+        assert METHODS[name](text) == getattr(plain, name)() and trust(METHODS[name](text)) == flags
+    between = METHODS["replace"](text, "", "-")
+    assert between == plain.replace("", "-") and trust(between) == [all(flags)] * len(between)
+    for new, count in itertools.product(("", "bb", other), (-1, 1)):
+        made, left = METHODS["replace"](text, "a", new, count), itertools.count()
+        assert made == plain.replace("a", new, count)
+        runs = [trust(new) if c == "a" and next(left) < count % 99 else [own] for c, own in zip(plain, flags)]
+        assert trust(made) == [own for run in runs for own in run]
+    for separator in ("", "x", other):
+        assert joined([text, other, text], separator) == separator.join([plain, other, plain])
+        assert trust(joined([text, other, text], separator)) == [
+            *flags, *trust(separator), *theirs, *trust(separator), *flags,
+        ]  # fmt: skip
+    assert trust(text + "x") == [*flags, True] and trust("x" + text) == [True, *flags]
