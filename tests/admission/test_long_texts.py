@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from prelude import Choice, Engine, EngineConfig, Generate, SamplingParams, YesNo, default_model
@@ -38,6 +40,20 @@ def test_a_text_past_the_character_limit_is_cut(engine: Engine, truncation: str)
     assert done.stats.truncated_tokens == len(whole) - 511
     with pytest.raises(RequestTooLarge, match="25889 characters; the limit is 8192"):
         engine.complete(WORDS, SamplingParams(max_tokens=1))
+
+
+@pytest.mark.fault(3)
+@pytest.mark.parametrize("of", [list, tuple, np.array])
+@pytest.mark.parametrize("count", [512, LIMIT, LIMIT + 500])
+@pytest.mark.parametrize("truncation", ["head", "tail", "middle"])
+def test_ids_past_the_limits_are_cut_and_counted(engine: Engine, truncation: Any, count: int, of: Any) -> None:
+    ids = np.resize(np.arange(300, 400), count).tolist()
+    expected = {"head": ids[-511:], "tail": ids[:511], "middle": ids[:256] + ids[-255:]}[truncation]
+    task = Generate(of(ids), SamplingParams(max_tokens=1), truncation=truncation)
+    assert engine.explain(task).token_ids.tolist() == expected
+    assert engine.run(task).stats.truncated_tokens == count - 511
+    with pytest.raises(RequestTooLarge if count > LIMIT else PromptTooLong):
+        engine.explain(replace(task, truncation="error"))
 
 
 def test_offsets_are_those_of_the_given_text(engine: Engine) -> None:

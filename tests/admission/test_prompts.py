@@ -46,7 +46,8 @@ def test_an_empty_prompt_is_bos_or_an_error(empty: Any) -> None:
     for task in (Embed(empty, pooling="last"), Generate(empty), PromptLogprobs(empty)):
         with pytest.raises(InvalidRequest, match=r"prompt: the prompt is empty"):
             toys.make().prepare(task)
-        assert toys.make(bos_id=2).prepare(task).prepared.tree.token_ids.tolist() == [2]
+        prepared = toys.make(bos_id=2).prepare(task).prepared
+        assert (prepared.tree.token_ids.tolist(), prepared.truncated_tokens) == ([2], 0)
     assert toys.make().prepare(Loglikelihood(empty, [5])).prepared.tree.token_ids.tolist() == [0]  # EOS
     assert toys.make(bos_id=2).prepare(Loglikelihood(empty, [5])).prepared.tree.token_ids.tolist() == [2]
     with pytest.raises(InvalidRequest, match=r"context: the prompt is empty"):

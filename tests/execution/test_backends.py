@@ -105,6 +105,10 @@ def test_the_backend_of_the_config_goes_before_the_environment(monkeypatch: pyte
 def test_a_backend_that_cannot_serve_is_refused_with_the_reason(model: Model) -> None:
     with pytest.raises(ConfigError, match="attention='fastest' is not one of auto, runs, flashinfer, keys"):
         Engine.from_pretrained(config=EngineConfig(attention="fastest"))
+    with pytest.raises(ConfigError, match=r"^device='tpu' is not one of auto, cpu, cuda$"):
+        Engine.from_pretrained(device="tpu")
+    with pytest.raises(ConfigError, match=r"^dtype='float16' is not one of auto, float32, bfloat16$"):
+        Engine.from_pretrained(dtype="float16")
     with pytest.raises(ConfigError, match="a backend of device='cuda'; on 'cpu' it is auto, runs"):
         model.executor(attention="flashinfer")
     with pytest.raises(ConfigError, match="a backend of device='cpu'; on 'cuda' it is auto, flashinfer, keys"):
