@@ -54,6 +54,7 @@ KERNEL(fma_512, "vfmadd231ps", "zmm")
 KERNEL(pairs_512, "vdpbf16ps", "zmm")
 KERNEL(fours_512, "vpdpbusd", "zmm")
 #define TO_13(name, from) name " %%ymm14, %%ymm" from ", %%ymm13\n"
+KERNEL(twos_256, TO_13("vpmaddwd", "15") "vpaddd", "ymm")
 KERNEL(fours_256, TO_13("vpsignb", "15") TO_13("vpmaddubsw", "13") TO_13("vpmaddwd", "13") "vpaddd", "ymm")
 
 // Four sums of 16 rows by 16 outputs, each instruction with 32 inputs; a sixteenth of the turns.
@@ -133,6 +134,7 @@ int main(int count, char** arguments) {
   print("vfmadd231ps-256", __builtin_cpu_supports("fma"), fma_256, 2 * 8);
   print("vfmadd231ps", __builtin_cpu_supports("avx512f"), fma_512, 2 * 16);
   print("vdpbf16ps", __builtin_cpu_supports("avx512bf16"), pairs_512, 2 * 32);
+  print("vpmaddwd-256", __builtin_cpu_supports("avx2"), twos_256, 2 * 16);
   print("vpmaddubsw-256", __builtin_cpu_supports("avx2"), fours_256, 2 * 32);
   print("vpdpbusd", __builtin_cpu_supports("avx512vnni"), fours_512, 2 * 64);
   print("tdpbf16ps", has_tiles(), tiles, 2.0 * 16 * 16 * 32 * 4 / 16 / kSums);
