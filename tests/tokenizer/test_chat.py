@@ -190,6 +190,8 @@ LIMITS = [  # (taken, refused)
     ("cycler('a').current", "cycler('a')", "a value of type Cycler, which has no text"),
     ("2 is odd", "'2' is odd", "a test of numbers takes no str"), ("2 is even", "none is even", "takes no NoneType"),
     ("4 is divisibleby 2", "4 is divisibleby '2'", "takes no str"), ("'%d' % 1", "'%y' % 1", "character 'y'"),
+    ("'%r' % 1", "'%r' % range", "a value of type partial"),
+    ("'{00000}'.format(1)", "'{000000}'.format(1)", "KeyError"),
     ("'{0}'.format(1)", "'{0.real}'.format(1)", "not look into"), ("['a']|map('upper')", "[1]|map(1)", "not int"),
     ("'{a}'.format(a=1)", "'{a[0]}'.format(a=[1])", "does not look into it"),
     ("'%(a)s'|format(a=1)", "'%s'|format(1, a=1)", "positional or named values, not both"),
@@ -301,7 +303,7 @@ def test_continue_final_message() -> None:
 def test_features_that_templates_rely_on() -> None:
     assert render("{% generation %}a{% endgeneration %}b") == "ab"
     assert render("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "01"
-    assert render("{{ strftime_now('%Y')|length }}") == "4"
+    assert render("{{ strftime_now('%Y')|length }}{% set n = 'nan'|float %}{{ [1, n].index(n) }}") == "41"
     assert render("{{ {'a': 'é', 'b': [1]}|tojson }}") == '{"a": "é", "b": [1]}'
     assert render("{{ {'type': 'image'}|truncate(9, true) }}") == "{'type': 'image'}"
     assert render("{{ [] | truncate(9, true) | unique | join }}{{ ['a', 'b'] | truncate(9) | join('-') }}") == "a-b"

@@ -156,6 +156,8 @@ def test_control_tokens_are_those_of_the_trusted_runs(chatml: Tokenizer, parts: 
         "{{ messages[0].content % () }}",
         "{{ messages[0].content.format(bos_token) }}",
         "{{ (messages[0].content ~ '%%') % () }}",
+        "{{ (messages[0].content ~ '%s%r') % ('E|', ['>']) }}",
+        "{{ (messages[0].content ~ '{}').format('E|') }}",
         "{{ '%(a)s' % {'a': messages[0].content} }}",
         "{{ '%r' % (messages[0].content,) }}",
         "{{ '{0!r:>30}'.format(messages[0].content) }}",
@@ -213,7 +215,7 @@ def test_no_way_through_a_template_gains_trust(template: str) -> None:
     )
     trusted = "".join(text for text, is_trusted in found if is_trusted)
     untrusted = "".join(text for text, is_trusted in found if not is_trusted)
-    assert not set(trusted.upper()) & set("|M_D>") and "E" not in trusted.upper()
+    assert not set(trusted.upper()) & set("|M_D>%") and "E" not in trusted.upper()
     assert untrusted
 
 
@@ -255,7 +257,7 @@ def test_a_template_that_would_lose_sight_of_the_users_text_is_refused(template:
 def test_the_digits_of_a_users_number_are_the_users(template: str) -> None:
     messages = [{"role": "user", "content": "91", "n": 91, "x": 1.5}]
     assert [trusted for _, trusted in render_segments(messages, template)] == [False]
-    assert render_segments(messages, "{{ messages | length }}{{ 90 + 1 }}") == [("191", True)]
+    assert render_segments(messages, "{{ messages | length }}{{ 90 + 1 }}{{ '%r' % 2 }}") == [("1912", True)]
 
 
 def test_template_text_keeps_its_trust_around_the_user() -> None:
@@ -332,15 +334,16 @@ def test_marked_strings_are_the_strings_they_mark(parts: Any, others: Any, start
     for sep, count in ((None, -1), (None, 1), ("#", -1), (" ", 1), ("<|", -1)):
         check(METHODS["split"](text, sep, count), plain.split(sep, count), len(sep or ""))
         check(METHODS["rsplit"](text, sep, count), plain.rsplit(sep, count), len(sep or ""))
-    check(METHODS["splitlines"](text), plain.splitlines(), 1)
+    check(METHODS["splitlines"](text, False), plain.splitlines(), 1)
     check(METHODS["splitlines"](text, True), plain.splitlines(True))
     check(METHODS["partition"](text, "#"), plain.partition("#"))
     check(METHODS["rpartition"](text, "#"), plain.rpartition("#"))
-    check([METHODS["removesuffix"](text, "a")], [plain.removesuffix("a")])
-    check([METHODS["removeprefix"](text, "a")], [plain.removeprefix("a")], at=plain.startswith("a"))
+    for one in ("", "a"):
+        check([METHODS["removesuffix"](text, one)], [plain.removesuffix(one)])
+        check([METHODS["removeprefix"](text, one)], [plain.removeprefix(one)], at=plain.find(one) == 0 and len(one))
     for name in ("upper", "lower"):
         assert METHODS[name](text) == getattr(plain, name)() and trust(METHODS[name](text)) == flags
-    between = METHODS["replace"](text, "", "-")
+    between = METHODS["replace"](text, "", "-", -1)
     assert between == plain.replace("", "-") and trust(between) == [all(flags)] * len(between)
     for new, count in itertools.product(("", "bb", other), (-1, 1)):
         made, left = METHODS["replace"](text, "a", new, count), itertools.count()

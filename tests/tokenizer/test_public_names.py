@@ -268,7 +268,11 @@ def test_the_files_of_models_are_read(tmp_path: Path) -> None:
     assert repr(ours.models.WordLevel.from_file(vocab)) == repr(theirs.models.WordLevel.from_file(vocab))
     (tmp_path / "merges.txt").write_text("a é\n", encoding="utf-8")
     both, asked = (ours.models, theirs.models), {"unk_token": "a"}
-    made = [(m.WordPiece.from_file(words, **asked), m.BPE.from_file(vocab, merges, **asked)) for m in both]
+    made = [
+        [m.WordLevel(vocab, **asked), *(make(words, **asked) for make in (m.WordPiece, m.WordPiece.from_file)),
+         *(make(vocab, merges, **asked) for make in (m.BPE, m.BPE.from_file))]
+        for m in both
+    ]  # fmt: skip
     assert repr(made[0]) == repr(made[1])
     for spoiled in ("a  b\n", "a\n", "a b c\n", "\n"):
         (tmp_path / "merges.txt").write_text(spoiled, encoding="utf-8")

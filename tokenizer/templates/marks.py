@@ -81,7 +81,7 @@ class MarkedFloat(float):
 def joined(parts: Iterable[str], separator: str = "") -> str:
     """``separator.join(parts)`` with the spans of all of them."""
     pieces = list(parts)
-    if separator and len(pieces) > 1:
+    if separator:
         pieces = [piece for part in pieces for piece in (separator, part)][1:]
     if Marked not in map(type, pieces):
         return "".join(pieces)
@@ -91,8 +91,7 @@ def joined(parts: Iterable[str], separator: str = "") -> str:
         size = len(piece)
         if type(piece) is Marked and size:
             marks = piece.marks
-            first = 0 if marks is None else marks[0][0] if marks else size
-            if spans and not first and spans[-1][1] == at:
+            if spans and spans[-1][1] == at and (marks is None or not marks[0][0]):
                 stop = size if marks is None else marks[0][1]
                 spans[-1] = (spans[-1][0], at + stop)
                 spans.extend((at + a, at + b) for a, b in (marks or ())[1:])
@@ -137,15 +136,15 @@ def rstrip(text: str, chars: str | None = None) -> str:
     return text[: len(str.rstrip(text, chars))]
 
 
-def split(text: str, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+def split(text: str, sep: str | None, maxsplit: SupportsIndex) -> list[str]:
     return _placed(text, str.split(text, sep, maxsplit), sep)
 
 
-def rsplit(text: str, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+def rsplit(text: str, sep: str | None, maxsplit: SupportsIndex) -> list[str]:
     return _placed(text, str.rsplit(text, sep, maxsplit), sep)
 
 
-def splitlines(text: str, keepends: bool = False) -> list[str]:
+def splitlines(text: str, keepends: bool) -> list[str]:
     kept = _placed(text, str.splitlines(text, keepends=True), "")
     return kept if keepends else [one[: len(bare)] for one, bare in zip(kept, str.splitlines(text))]
 
@@ -158,7 +157,7 @@ def rpartition(text: str, sep: str) -> tuple[str, ...]:
     return tuple(_placed(text, list(str.rpartition(text, sep)), ""))
 
 
-def replace(text: str, old: str, new: str, count: SupportsIndex = -1) -> str:
+def replace(text: str, old: str, new: str, count: SupportsIndex) -> str:
     if not isinstance(text, Marked) and not isinstance(new, Marked):
         return str.replace(text, old, new, count)
     if not old:
@@ -167,7 +166,7 @@ def replace(text: str, old: str, new: str, count: SupportsIndex = -1) -> str:
 
 
 def removeprefix(text: str, prefix: str) -> str:
-    return text[len(prefix) :] if prefix and text.startswith(prefix) else text
+    return text[len(prefix) :] if text.startswith(prefix) else text
 
 
 def removesuffix(text: str, suffix: str) -> str:
