@@ -88,7 +88,7 @@ def read_journal(path: Path) -> None:
     with Journal(path, "a hash", {"model": "m"}) as journal:
         results = journal.results()
         for at in (3, 1, 0, 2, 9):
-            results.get(row_key({"row": at}))
+            results.get(row_key({"row": at}, None))
 
 
 def read_messages(path: Path) -> None:
@@ -240,7 +240,7 @@ def journal(path: Path) -> None:
 
     with Journal(path, "a hash", {"model": "m"}) as kept:
         for at in range(4):
-            kept.append(row_key({"row": at}), {"label": "a", "probability": 0.5})
+            kept.append(row_key({"row": at}, None), {"label": "a", "probability": 0.5})
 
 
 def sparrow(root: Path) -> None:

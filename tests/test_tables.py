@@ -36,7 +36,3 @@ def test_columns_begin_at_the_same_place_whatever_is_in_them() -> None:
     begins = {shown_width(line[: line.rindex(answer)]) for line, answer in zip(lines, answers)}
     assert len(begins) == 1
     assert {shown_width(line) for line in lines} == {110 + 2 + 6 + 2 + 4}, "the last column ends in one place"
-
-
-def test_a_table_without_a_header_is_its_rows() -> None:
-    assert text_table([["a", "1"], ["bb", "2"]]) == "a   1\nbb  2"

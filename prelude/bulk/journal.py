@@ -43,7 +43,7 @@ _ROW = re.compile(rb"[0-9a-f]{8} [0-9a-f]{32} [^\n]*\n")
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe in the journal's place does not hang
 
 
-def row_key(columns: Mapping[str, Any], problem: str | None = None) -> str:
+def row_key(columns: Mapping[str, Any], problem: str | None) -> str:
     """32 hexadecimal digits that name the contents of a row, with the order of keys in its objects, which the model
     sees. ``problem``: why it could not be read."""
     text = json.dumps([columns, problem])

@@ -17,7 +17,7 @@ _Z = 1.96  # of a 95 % interval
 _FEWEST, _DOTS = 20, 40  # answers behind a dot of the risk, and dots
 
 
-def reliability_plot(curves: Curves, path: str | Path, *, bins: int = BINS, title: str = "") -> None:
+def reliability_plot(curves: Curves, path: str | Path, *, bins: int = BINS, title: str) -> None:
     """Accuracy against confidence, a point a bin with its 95 % interval, its area by the bin's answers; their number
     below. A calibrated model lies on the diagonal."""
     figure = Figure(figsize=(6.0, 6.6), layout="constrained")
@@ -41,7 +41,7 @@ def reliability_plot(curves: Curves, path: str | Path, *, bins: int = BINS, titl
     figure.savefig(path, dpi=140)
 
 
-def risk_coverage_plot(curves: Curves, path: str | Path, *, title: str = "") -> None:
+def risk_coverage_plot(curves: Curves, path: str | Path, *, title: str) -> None:
     """The share of errors among the answers that are kept, with its 95 % interval, when the least confident ones are
     left out; from 20 kept answers on."""
     figure = Figure(figsize=(6.0, 4.4), layout="constrained")

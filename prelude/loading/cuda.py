@@ -47,7 +47,7 @@ def open_executor(
     dtype: str,
     *,
     logits_rows: int,
-    ranks: Ranks | None = None,
+    ranks: Ranks | None,
 ) -> tuple[CudaExecutor, EngineConfig]:
     """Weights, kernels and a KV pool on the current GPU, of a tensor-parallel model on the GPU of this rank; and the
     config with the length that its memory holds.
@@ -135,7 +135,7 @@ def make_executor(
     *,
     logits_rows: int,
     calls: Calls | None,
-    policy: GraphPolicy | None = None,
+    policy: GraphPolicy | None,
     ranks: Ranks | None = None,
 ) -> tuple[CudaExecutor, EngineConfig]:
     """An executor whose largest step and KV pool fit, and the config with its length. ``before``: bytes of the device

@@ -174,7 +174,7 @@ def log_loaded(path: Path, preparer: Preparer, dtype: str, seconds: float) -> No
     )
 
 
-def model_path(model: str | Path | None, revision: str | None = None) -> Path:
+def model_path(model: str | Path | None, revision: str | None) -> Path:
     """A local directory as it is, a name of an installed package as its path, a hub name through the hub's cache,
     ``None`` the model in the package."""
     if model is None:
@@ -318,7 +318,7 @@ def _cpu_executor(
 
 
 def _cuda_executor(
-    directory: ModelDirectory, model: ModelConfig, config: EngineConfig, dtype: str, ranks: Ranks | None = None
+    directory: ModelDirectory, model: ModelConfig, config: EngineConfig, dtype: str, ranks: Ranks | None
 ) -> tuple[Executor, EngineConfig]:
     from prelude.loading.cuda import open_executor
 

@@ -75,7 +75,7 @@ class History:
 
     __slots__ = ("_counts", "_ids", "_place", "allowed", "choose", "size", "weighs")
 
-    def __init__(self, prompt: I32, weighs: bool = True, choose: Choose | None = None) -> None:
+    def __init__(self, prompt: I32, weighs: bool, choose: Choose | None) -> None:
         self.weighs, self.choose = weighs, choose
         self.allowed: I32 | None = None
         ids = np.unique(prompt)

@@ -162,7 +162,7 @@ class BlockingSink(EndSink):
     """Collects the ends of a call's requests; ``wait`` returns when ``expected`` have ended. ``progress`` is told of
     them by the thread that waits."""
 
-    def __init__(self, progress: Progress | None = None) -> None:
+    def __init__(self, progress: Progress | None) -> None:
         self.ends: Completions = {}
         self.expected = 0
         self._progress = progress

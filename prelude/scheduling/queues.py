@@ -224,7 +224,7 @@ class WaitingQueue:
     by, its number and how many wait. ``tokens`` and ``logits_rows`` are those of all together. ``unranked`` have no
     row in the policy's columns."""
 
-    def __init__(self, policy: Policy, pool: KvPool | None = None) -> None:
+    def __init__(self, policy: Policy, pool: KvPool | None) -> None:
         """``pool`` is asked for the cached tokens of each request if the policy reads them."""
         self.arrivals: OrderedDict[int, Request] = OrderedDict()
         self.groups: dict[Any, list[int]] = {}
@@ -417,7 +417,7 @@ class Queues:
     without a block that was kept, for want of room.
     """
 
-    def __init__(self, policies: Policies | None = None, pool: KvPool | None = None) -> None:
+    def __init__(self, policies: Policies | None, pool: KvPool | None) -> None:
         """``pool`` is asked how much of a prompt is cached, for policies that read it."""
         policies = policies or Policies()
         self.oneshot = WaitingQueue(policies.oneshot, pool)

@@ -152,7 +152,7 @@ def equal_p99(
     return EqualP99(bound, base[0], base_rate, ours[0], found)
 
 
-def capacity(machine: Machine, trace: AtRate, seed: int = 0) -> float:
+def capacity(machine: Machine, trace: AtRate) -> float:
     """Requests a second when all arrive at once: the most that the machine carries for long."""
-    everything = (replace(arrival, at=0.0) for arrival in trace(1.0, seed))
+    everything = (replace(arrival, at=0.0) for arrival in trace(1.0, 0))
     return Fleet(machine).run(everything).throughput

@@ -35,10 +35,10 @@ class Failure:
 
     at: float
     replica: int
-    down: float = 30.0
+    down: float
 
 
-def failures(replicas: int, mean: float, until: float, down: float = 30.0, seed: int = 0) -> list[Failure]:
+def failures(replicas: int, mean: float, until: float, down: float, seed: int) -> list[Failure]:
     """Random ones up to the moment ``until``: each replica lives ``mean`` seconds in the mean (exponentially)."""
     if not (0 < mean < math.inf and 0 < down < math.inf and 0 <= until < math.inf):
         raise ConfigError(f"failures have positive times, not a mean of {mean} s, {down} s down, until {until} s")

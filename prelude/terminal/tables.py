@@ -28,20 +28,13 @@ def shortened(text: str, width: int) -> str:
     return "".join(kept) + _CUT
 
 
-def text_table(
-    rows: Sequence[Sequence[str]],
-    *,
-    header: Sequence[str] = (),
-    right: Sequence[int] = (),
-    title: str = "",
-) -> str:
+def text_table(rows: Sequence[Sequence[str]], *, header: Sequence[str], right: Sequence[int], title: str) -> str:
     """``rows`` as lines, every cell on one. ``right``: columns that are aligned there."""
-    lines = [list(header), *map(list, rows)] if header else [list(row) for row in rows]
+    lines = [list(header), *map(list, rows)]
     for line in lines:
         line[:] = [" ".join(cell.split()) for cell in line]
     widths = [max(map(shown_width, column)) for column in zip(*lines)]
-    if header:
-        lines.insert(1, ["─" * places for places in widths])
+    lines.insert(1, ["─" * places for places in widths])
     table = [
         _GAP.join(_padded(cell, places, column in right) for column, (cell, places) in enumerate(zip(line, widths)))
         for line in lines

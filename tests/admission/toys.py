@@ -146,7 +146,7 @@ def outputs(admitted: Admitted, row: Callable[[tuple[int, ...]], Any] = row_of) 
 
 def finish(admitted: Admitted, output: Any = None, token_ids: tuple[int, ...] = ()) -> Any:
     """``token_ids``, or the tokens of ``output``, are drawn and meet the engine's stop rule."""
-    request, stats, kept = Request(admitted.prepared, BlockingSink()), RequestStats(), ()
+    request, stats, kept = Request(admitted.prepared, BlockingSink(None)), RequestStats(), ()
     drawn = output.token_ids.tolist() if isinstance(output, SampleOutput) else token_ids
     for token in drawn:
         in_text, stats.finish_reason = end_with(request, token)

@@ -360,5 +360,5 @@ def test_figures_show_each_bin_and_each_coverage(tmp_path: Path, monkeypatch: py
         assert (kept[0], kept[-1], len(kept)) == (20, 300, 40) and np.ptp(np.diff(kept)) <= 1
         assert np.allclose(dots, np.stack([coverage[kept - 1] + 0.004 * at, risk[kept - 1]], axis=1))
         assert np.allclose(axes.collections[at].get_segments(), segments(kept, dots[:, 1], dots[:, 0]), atol=1e-4)
-    risk_coverage_plot({"few": (confidence[:5], correct[:5])}, tmp_path / "few.png")
+    risk_coverage_plot({"few": (confidence[:5], correct[:5])}, tmp_path / "few.png", title="")
     assert saved[-1][0].axes[0].lines[0].get_xydata().tolist() == [[1.0, 1 - correct[:5].mean()]]

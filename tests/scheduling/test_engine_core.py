@@ -173,7 +173,7 @@ def test_a_request_that_can_never_fit_the_pool_is_refused() -> None:
 
 @pytest.mark.feature("H7")
 def test_the_four_jobs_by_hand() -> None:
-    executor, pool, queues, sink = toy.ToyExecutor(), KvPool(64, 4), Queues(), Collect()
+    executor, pool, queues, sink = toy.ToyExecutor(), KvPool(64, 4), Queues(None, None), Collect()
     budgets = Budgets(64, 16, 4, 8, 1 << 30, toy.VOCAB, 64)
     text, decision = (Request(one, sink) for one in (chat(prompt(10, 1), 3), last_logprob(prompt(7, 2))))
     for request in (text, decision):  # 1: the queues hold state; nothing is computed

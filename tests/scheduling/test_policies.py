@@ -96,7 +96,7 @@ def waiting_request(tokens: int, order: int, priority: int = 0, tenant: str | No
 
 
 def test_all_that_wait_are_given_or_those_that_share_a_batch_with_the_first() -> None:
-    queue = WaitingQueue(FirstComeFirstServed())
+    queue = WaitingQueue(FirstComeFirstServed(), None)
     for order in range(1, 7):
         request = waiting_request(3, order)
         if order % 2:
@@ -162,7 +162,7 @@ def test_a_queue_is_in_the_order_that_its_policy_defines(name: str, steps: list[
 def test_ten_thousand_are_ranked_as_a_few_are() -> None:
     """The partial order that a long queue works with is the beginning of the whole one, to its end."""
     rng = np.random.default_rng(0)
-    queue = WaitingQueue(ShortestPrefillFirst())
+    queue = WaitingQueue(ShortestPrefillFirst(), None)
     waiting = []
     tokens = prompt(64, 0)
     for order in range(1, 6001):
@@ -216,7 +216,7 @@ def test_a_long_request_starts_within_the_stated_bound(half_life: float) -> None
 @pytest.mark.feature("G6")
 def test_without_ageing_it_starves_and_a_response_ratio_does_not_let_it() -> None:
     assert endless(math.inf) is None
-    ratio = WaitingQueue(ResponseRatio())
+    ratio = WaitingQueue(ResponseRatio(), None)
     ratio.append(waiting_request(60, 1), 0)
     for order in range(2, 30):
         ratio.append(waiting_request(5, order), 50 * order)
@@ -256,7 +256,7 @@ def test_tenants_that_wait_are_served_equal_tokens_under_every_policy() -> None:
 
 @pytest.mark.feature("F22")
 def test_a_tenant_that_was_away_starts_level_with_the_others() -> None:
-    queue = WaitingQueue(FirstComeFirstServed())
+    queue = WaitingQueue(FirstComeFirstServed(), None)
     orders = iter(range(1, 99))
 
     def join(tenant: str, count: int) -> None:

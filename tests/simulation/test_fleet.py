@@ -78,8 +78,10 @@ def test_a_closed_loop_has_as_many_under_way_as_it_has_clients() -> None:
     assert report.seconds == pytest.approx(10 * 40 + 9)  # four at a time, a second to think between
 
 
-WRONG_TIMES = [(0.0, 1.0), (math.inf, 1.0), (1.0, -1.0), (1.0, math.inf), (1.0, 1.0, 0.0), (1.0, 1.0, math.inf)]
-WRONG = [Failure(*one) for one in ((-1.0, 0), (math.inf, 0), (0.0, 1), (0.0, -1), (0.0, 0, 0.0), (0.0, 0, math.inf))]
+WRONG_TIMES = [(0.0, 1, 1), (math.inf, 1, 1), (1, -1.0, 1), (1, math.inf, 1), (1, 1, 0.0), (1, 1, math.inf)]
+WRONG = [
+    Failure(*one) for one in ((-1.0, 0, 1), (math.inf, 0, 1), (0, 1, 1), (0, -1, 1), (0, 0, 0.0), (0, 0, math.inf))
+]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ WRONG = [Failure(*one) for one in ((-1.0, 0), (math.inf, 0), (0.0, 1), (0.0, -1)
         (lambda: machine("abacus"), "machine='abacus' is not one of h"),
         (lambda: router("magic", 2, 0), "router='magic' is not one of random, "),
         *((lambda rate=rate: next(rubrics(rate)), "not a positive number") for rate in (0.0, -1.0, math.inf)),
-        *((lambda wrong=wrong: failures(1, *wrong), "positive times") for wrong in WRONG_TIMES),
+        *((lambda wrong=wrong: failures(1, *wrong, 0), "positive times") for wrong in WRONG_TIMES),
         *((lambda wrong=wrong: Fleet(second_per_token(), failures=[wrong]), "is 0 to 0") for wrong in WRONG),
         *((lambda count=count: Fleet(second_per_token(), count), "1 to 1000") for count in (0, 1001)),
     ],
