@@ -136,6 +136,34 @@ def test_a_range_is_refused_by_its_length() -> None:
 
 
 @pytest.mark.fault(37)
+def test_sources_have_a_bounded_size() -> None:
+    """Each limit is reached, and passed by one."""
+    for source, nodes, says in (
+        ("{{ " + "(" * 40 + "1" + ")" * 40 + " }}", 17, "80 tokens"),
+        ("{{ [1, 2] }}", 5, "4 nodes"),
+    ):
+        render(source, bounds=Bounds(max_nodes=nodes))
+        with pytest.raises(ChatTemplateError, match=says):
+            render(source, bounds=Bounds(max_nodes=nodes - 1))
+    assert render("{{ 7" + "|abs" * 97 + " }}") == "7"
+    with pytest.raises(ChatTemplateError, match=r"nested deeper than 100 \(line 2\)"):
+        render("\n{{ 7" + "|abs" * 98 + " }}")
+    with pytest.raises(ChatTemplateError, match="the limit is 2000000") as caught:
+        render("a" * 2_000_000, bounds=(large := Bounds(max_template=2_000_000)))
+    more = int(str(caught.value).split()[5]) - 2_000_000  # what jinja2 writes around the text
+    assert len(render("a" * (2_000_000 - more), bounds=large)) == 2_000_000 - more
+    with pytest.raises(ChatTemplateError, match="compiles to 2000001 "):
+        render("a" * (2_000_001 - more), bounds=large)
+    with pytest.raises(ChatTemplateError, match="seconds of processor time"):
+        render("compiling alone", bounds=Bounds(max_seconds=0.0))
+    assert render("what the thread did before", bounds=Bounds(max_seconds=time.thread_time()))
+    nested = "{% set ns = namespace(x=[]) %}{% for i in range(n) %}{% set ns.x = [ns.x] %}{% endfor %}"
+    assert render(nested + "{{ ns.x != ns.x }}", n=398) == "False"
+    with pytest.raises(ChatTemplateError, match="nested deeper than 400"):
+        render(nested + "{{ ns.x != ns.x }}", n=399)
+
+
+@pytest.mark.fault(37)
 def test_a_bomb_leaves_other_renderings_alone() -> None:
     done: list[str] = []
 
@@ -190,7 +218,7 @@ def test_bounds_are_the_callers_choice() -> None:
     for text, bounds, says in (
         (template, Bounds(max_work=100), "more than 100 units"), (template, Bounds(max_nodes=5), "more than 5 nodes"),
         (template, Bounds(max_memory=1000), "more than 1000 bytes"), (template, Bounds(max_range=49), "limit is 49"),
-        (template, Bounds(max_output=49), "limit is 49 .Bounds.max_output"),
+        (template + "{{ raise_exception('late') }}", Bounds(max_output=49), "limit is 49 .Bounds.max_output"),
         (template, Bounds(max_template=10), "limit is 10"), (made, Bounds(max_work=5000), "more than 5000 units"),
         (made, Bounds(max_memory=40_000), "more than 40000 bytes"),
         ("{% set x = '🙂' * 10000 %}", Bounds(max_memory=30_000), "more than 30000 bytes"),

@@ -100,6 +100,21 @@ CHARGES: list[tuple[str, int, int, int]] = [  # the least of each bound that the
     ("'a\\tb'.expandtabs(0)", 38, 747, 3),
     ("'{:.2f}'.format(2.5)", 115, 5452, 4),
     ("'{:b}'.format(2 ** 900)", 146, 7282, 901),
+    ("[] | join(wide)", 35, 744, 0),
+    ("u | map('upper') | list", 760, 6320, 1),
+    ("('a' * 256) in {'a': 1}", 31, 1256, 256),
+    ("('a' * 257) in {'a': 1}", 47, 1257, 257),
+    (f"n in {list(range(32))}", 52, 872, 0),
+    (f"n in {list(range(33))}", 86, 880, 0),
+    ("u in [u * 40, 1]", 130, 7160, 320),
+    ("('a' * 400) == 'b'", 30, 1016, 400),
+    ("'b' == ('a' * 400)", 30, 1016, 400),
+    (f"u == '{'a' * 257}'", 36, 552, 0),
+    ("{% for i in range(9) %}{% continue %}{% endfor %}", 60, 1992, 0),
+    (f"'{'a' * 2048}'", 19, 552, 0),
+    ("wide | truncate(50)", 37, 840, 40),
+    ("([1] * 3000) | tojson", 33611, 612948, 6002),
+    ("[2 ** 900, [-(2 ** 900)]] | string", 212, 3392, 604),
     ("u.upper()", 43, 1072, 8),
     ("('<' ~ u ~ '>').lower()", 60, 1948, 10),
     ("wide.upper()", 58, 1864, 40),
@@ -160,7 +175,7 @@ CHARGES: list[tuple[str, int, int, int]] = [  # the least of each bound that the
 
 
 @pytest.mark.fault(37)
-@pytest.mark.parametrize(("operation", "work", "memory", "output"), CHARGES, ids=[row[0] for row in CHARGES])
+@pytest.mark.parametrize(("operation", "work", "memory", "output"), CHARGES, ids=[row[0][:99] for row in CHARGES])
 def test_an_operation_fits_in_what_it_is_charged_and_in_no_less(
     operation: str, work: int, memory: int, output: int
 ) -> None:

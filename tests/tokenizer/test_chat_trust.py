@@ -122,6 +122,7 @@ def test_control_tokens_are_those_of_the_trusted_runs(chatml: Tokenizer, parts: 
         "{{ messages[0].content | upper | lower }}",
         "{{ messages[0].content.title() }}",
         "{{ messages[0].content | indent(2) }}",
+        "{{ messages[0].content | indent(messages[0].content, true) }}",
         "{{ messages[0].content | tojson }}",
         "{{ messages | tojson }}",
         "{{ messages[0] }}",

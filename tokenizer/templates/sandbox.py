@@ -57,7 +57,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return TokenStream(syntax.bounded(stream), stream.name, stream.filename)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
-        return syntax.prepared(super()._parse(source, name, filename), self)
+        return syntax.prepared(super()._parse(source, name, filename))
 
     def _compile(self, source: str, filename: str) -> Any:
         syntax.check_code(source)

@@ -67,10 +67,9 @@ def check_code(code: str) -> None:
 # ---- the tree
 
 
-def prepared(tree: nodes.Template, environment: Any) -> nodes.Template:
+def prepared(tree: nodes.Template) -> nodes.Template:
     """Return the tree with its charges, or ``TemplateAssertionError`` for syntax that chat templates leave out."""
     _check(tree)
-    tree.set_environment(environment)
     for node in [*tree.find_all(_BODIES), tree]:
         _charge(node)
     return tree
@@ -109,17 +108,17 @@ def _check_node(node: nodes.Node, parent: nodes.Node | None) -> None:
 def _charge(owner: nodes.Node) -> None:
     """Put the charge for a body at its head, and for a filtered loop, into its condition."""
     body: list[nodes.Node] = owner.body  # type: ignore[attr-defined]
-    tick = _tick(body, ITEM if isinstance(owner, nodes.For) else 0, owner.lineno)
-    body.insert(0, nodes.ExprStmt(tick, lineno=owner.lineno))
+    tick = _tick(body, ITEM if isinstance(owner, nodes.For) else 0)
+    body.insert(0, nodes.ExprStmt(tick))
     if isinstance(owner, nodes.For) and owner.test is not None:
         # jinja2 keeps the items that pass if ``loop.length`` is asked for
-        owner.test = nodes.And(_tick([owner.test], PIECE, owner.lineno), owner.test, lineno=owner.lineno)
+        owner.test = nodes.And(_tick([owner.test], PIECE), owner.test)
 
 
-def _tick(body: list[nodes.Node], more: int, lineno: int) -> nodes.Call:
+def _tick(body: list[nodes.Node], more: int) -> nodes.Call:
     units, size = _weight(body)
     charges = [nodes.Const(units), nodes.Const(size + more)]
-    return nodes.Call(nodes.EnvironmentAttribute("tick"), charges, [], None, None, lineno=lineno)
+    return nodes.Call(nodes.EnvironmentAttribute("tick"), charges, [], None, None)
 
 
 def _weight(body: list[nodes.Node]) -> tuple[int, int]:
@@ -225,8 +224,6 @@ class Generator(CodeGenerator):
     def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
         if isinstance(node, nodes.TemplateData):
             return node.data
-        if isinstance(node, nodes.Const) and type(node.value) is str:
-            return node.value
         raise nodes.Impossible()
 
     def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:

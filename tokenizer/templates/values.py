@@ -83,9 +83,8 @@ def with_taint(result: Any, tainted: bool) -> Any:
 def whole(run: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``run`` on plain strings: what it makes is untrusted as a whole if an argument is."""
 
-    def tainting(*args: Any, **kwargs: Any) -> Any:
-        made = run(*map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
-        return with_taint(made, any(map(taints, (*args, *kwargs.values()))))
+    def tainting(*args: Any) -> Any:
+        return with_taint(run(*map(_plain, args)), any(map(taints, args)))
 
     return tainting
 
@@ -97,9 +96,7 @@ def _plain(value: Any) -> Any:
 def number(value: Any, name: str, limit: int) -> int:
     """``value`` as a count; ``name`` says in an error where it stands."""
     if not isinstance(value, int) or abs(value) > limit:
-        shown = (
-            f"the number {value!r:.40}" if isinstance(value, int) and value.bit_length() < 200 else "another value"
-        )
+        shown = f"the number {value!r:.40}" if isinstance(value, int) else "another value"
         raise ChatTemplateError(f"{name} is a whole number of at most {limit} in chat templates, not {shown}")
     return int(value)
 
@@ -178,14 +175,11 @@ def contains(container: Any, item: Any) -> bool:
         rendering.spend(len(container) >> 4)
         if isinstance(item, str):
             rendering.spend(len(item) >> 4)
-        elif not isinstance(item, Undefined):
-            raise TypeError(f"'in <string>' requires string as left operand, not {type(item).__name__}")
     elif isinstance(container, (dict, KeysView)):
         comparable(checked_key(item))
     elif isinstance(container, (list, tuple, range, ValuesView, ItemsView)):
         charge_search(len(container), item)
-    elif not isinstance(container, Undefined):
-        comparable(item)  # an iterator: its items are charged for as it makes them
+    elif not isinstance(container, Undefined):  # an iterator: its items are charged for as it makes them
         return any(item is found or compare("==", item, found) for found in counted(container))
     return item in container
 
@@ -213,9 +207,9 @@ def added(*values: Any) -> Any:
     for value in values[1:]:
         if isinstance(result, str) and isinstance(value, str):
             result = concatenated((result, value))
-        elif isinstance(result, (list, tuple)) and isinstance(value, (list, tuple)):
+        elif isinstance(result, (list, tuple)):
             ACTIVE.get().take_items(len(result) + len(value))
-            result = result + value  # type: ignore[operator]
+            result = result + value
         else:
             result = _calculated("+", result, value)
     return result
@@ -228,7 +222,7 @@ def chained(*values: Any) -> str:
 
 def _calculated(name: str, left: Any, right: Any) -> Any:
     """Compute an operation on two numbers."""
-    if not isinstance(left, (int, float, Undefined)) or not isinstance(right, (int, float, Undefined)):
+    if not isinstance(left, (int, float, Undefined)):
         raise TypeError(f"unsupported operand types for {name}: {type(left).__name__} and {type(right).__name__}")
     ACTIVE.get().take(32)
     if isinstance(left, int) and isinstance(right, int):
@@ -272,8 +266,6 @@ def _repeated(value: Any, count: int) -> Any:
 
 def unary(name: str, value: Any) -> Any:
     """``-value`` and ``+value``"""
-    if not isinstance(value, (int, float, Undefined)):
-        raise TypeError(f"bad operand type for unary {name}: {type(value).__name__}")
     ACTIVE.get().take(32)
     return with_taint(-value if name == "-" else +value, taints(value))
 
@@ -298,12 +290,12 @@ def concatenated(pieces: Iterable[str], separator: str = "") -> str:
         size += len(piece)
         if type(piece) is Marked:
             spans += 1 if piece.marks is None else len(piece.marks)
-        if not wide and not piece.isascii():
+        if not piece.isascii():
             wide = True
         if size > most:
             rendering.refuse_size(size)
-    if separator and found:
+    if found:
         size += len(separator) * (len(found) - 1)
         spans += len(separator.spans) * (len(found) - 1) if isinstance(separator, Marked) else 0
     rendering.take_text(size, wide, spans)
-    return joined(found, separator) if spans else separator.join(found)
+    return joined(found, separator)
