@@ -22,6 +22,8 @@ def test_warming_the_cache_twice_with_whole_blocks_is_no_empty_step(make_engine:
     first, second = engine.run(task), engine.run(task)
     assert first.text == second.text == "" and engine.stats()["failed_steps"] == 0
     assert engine.embed([*range(100, 116), 5], pooling="last").stats.cached_tokens == 16
+    longer = Generate(list(range(200, 248)), SamplingParams(max_tokens=0))
+    assert [engine.run(longer).stats.cached_tokens for _ in range(2)] == [0, 32], "its block is computed"
 
 
 def test_one_question_alone_is_a_typed_error_in_the_loop_too(make_engine: Make) -> None:

@@ -116,6 +116,8 @@ def test_stop_strings_stop_ids_and_eos(make_engine: Make) -> None:
     assert cut.token_ids == full.token_ids[: len(cut.token_ids)] and len(cut.token_ids) < 30
     kept = engine.complete(STATE, SamplingParams(stop=stop, include_stop=True, **base))
     assert kept.text == cut.text + stop and kept.token_ids == cut.token_ids
+    passed = engine.complete(STATE, SamplingParams(stop=stop, min_tokens=len(cut.token_ids), **base))
+    assert full.text.count(stop) == 1 and (passed.text, passed.finish_reason) == (full.text, "length")
     last = full.token_ids[5]
     first = full.token_ids.index(last)
     by_id = engine.complete(STATE, SamplingParams(stop_token_ids=[last], **base))
