@@ -33,7 +33,7 @@ class PlainQuestion:
 
     kind: Kind
     text: str
-    labels: tuple[str, ...] = ()
+    labels: tuple[str, ...]
     notes: tuple[str, ...] = ()
     first: int = 1
 

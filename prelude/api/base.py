@@ -31,8 +31,8 @@ class Health:
     failed_steps_in_a_row: int
     last_error: str | None
     closed: bool
-    hanging_seconds: float = 0.0
-    reason: str | None = None
+    hanging_seconds: float
+    reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,11 @@ class ModelInfo:
     chat_template: bool
     labels: tuple[str, ...]
     pooling: str | None
-    quantization: str | None = None
-    weights: str = ""
-    truncation: Literal["head", "tail"] = "tail"
-    similarity: str = "cosine"
-    score_activation: str | None = None
+    quantization: str | None
+    weights: str
+    truncation: Literal["head", "tail"]
+    similarity: str
+    score_activation: str | None
 
 
 class ModelProperties:

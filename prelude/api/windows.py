@@ -29,7 +29,7 @@ class Mapped(Generic[T, R]):
     index: int
     row: T
     result: R | None
-    error: Exception | None = None
+    error: Exception | None
 
     def get(self) -> R:
         """Return the result; raises the row's error."""

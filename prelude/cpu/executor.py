@@ -94,7 +94,7 @@ class CpuExecutor:
         logits_chunk_rows: int | None = None,
         attention: str = "auto",
         quantization: Quantization | None = None,
-        running_states: int = 8,
+        running_states: int,
         prefix_states: int = 0,
         step_memory: StepMemory | None = None,
         threads: int | None = None,

@@ -238,10 +238,10 @@ def read_labels(fields: Fields) -> tuple[str, ...]:
     if not isinstance(named, dict) or not 1 <= len(named) <= MAX_LABELS:
         raise fields.wrong("id2label", f"an object of 1 to {MAX_LABELS} labels")
     order = {str(key): value for key, value in named.items()}
-    labels = tuple(order.get(str(i)) for i in range(len(order)))
-    if any(not isinstance(label, str) for label in labels):
+    labels = tuple(label for i in range(len(order)) if isinstance(label := order.get(str(i)), str))
+    if len(labels) < len(order):
         raise fields.wrong("id2label", f"an object with the keys 0 to {len(order) - 1} and text for each")
-    return tuple(label for label in labels if isinstance(label, str))
+    return labels
 
 
 def read_activation(fields: Fields, labels: int) -> str:

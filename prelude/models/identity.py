@@ -36,7 +36,7 @@ def model_hash(model: Path) -> str:
 def known_hash(path: str) -> str:
     """Return the hash of a model's files; "" if they are not there any more, as in another process of other files."""
     try:
-        return model_hash(Path(path)) if path else ""
+        return model_hash(Path(path)) if os.path.exists(path) else ""
     except OSError:
         return ""
 

@@ -61,18 +61,18 @@ class LayerWeights(Weights):
     mixer_after: RowNorm | None
     mlp_after: RowNorm | None
     qk_gain: F32 | None  # [heads + kv_heads, head_dim], interleaved; None for models without norms of heads
-    relative: RelativeWeights | None = None
-    entry: EntryWeights | None = None
-    recurrent: DeltaWeights | ConvWeights | None = None
+    relative: RelativeWeights | None
+    entry: EntryWeights | None
+    recurrent: DeltaWeights | ConvWeights | None
     """The weights of a mixer that keeps a state; None for attention."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingWeights(Weights):
     tokens: Array | PackedLinear  # [vocab, width]; packed if they are the LM head's weight too
-    positions: F32 | None = None  # [types * positions, width] float32: position and type together
-    norm: RowNorm | None = None
-    projection: PackedLinear | None = None
+    positions: F32 | None  # [types * positions, width] float32: position and type together
+    norm: RowNorm | None
+    projection: PackedLinear | None
 
     def of(self, ids: Array) -> F32:
         """[n, width], new: the vectors of ``ids`` [n] int64."""
@@ -174,9 +174,9 @@ class ModelWeights(Weights):
     classifier: ClassifierWeights | None
     dtype: np.dtype[Any]
     """The dtype of the inputs and outputs of projections."""
-    options: OptionWeights | None = None
-    masked: MaskedWeights | None = None
-    used: UsedFile | None = None
+    options: OptionWeights | None
+    masked: MaskedWeights | None
+    used: UsedFile | None
     """The file that packed weights are used in."""
 
     def linears(self) -> list[PackedLinear]:

@@ -46,8 +46,8 @@ class RankExecutor(CpuExecutor):
 class ShardEmbeddings(EmbeddingWeights):
     """Rows of the vocabulary from ``first`` on."""
 
-    first: int = 0
-    ranks: RankGroup | None = None
+    first: int
+    ranks: RankGroup
 
     def of(self, ids: Array) -> F32:
         """[n, width]. One rank has the row of an id, and the others add zeros."""
@@ -57,8 +57,7 @@ class ShardEmbeddings(EmbeddingWeights):
         others = (places < 0) | (places >= count)
         found = EmbeddingWeights.of(self, np.where(others, 0, places))
         found[others] = 0.0
-        if self.ranks is not None:
-            self.ranks.sum(found)
+        self.ranks.sum(found)
         return found
 
 

@@ -41,7 +41,7 @@ class InFlightStep:
     packed: Packed
     began: float  # perf_counter
     requests: list[Request]
-    handle: Any = None  # the executor's
+    handle: Any  # the executor's
     request_ids: frozenset[int] = frozenset()  # of OneShot rows, if steps overlap
     void: frozenset[int] = frozenset()  # ids of requests that go on from a step that failed
 
@@ -108,10 +108,7 @@ class StepsInFlight(deque[InFlightStep]):
 
     def complete(self, step: InFlightStep, failed: bool) -> None:
         """Take a step that was waited for, and is postprocessed next. Rows that go on from a failed step are void."""
-        if self[0] is step:
-            self.popleft()
-        else:
-            self.remove(step)
+        self.remove(step)
         if self.overlap:
             self._oneshot -= step.request_ids
             step.completed()

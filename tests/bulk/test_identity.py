@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import prelude
@@ -16,7 +18,7 @@ from prelude.bulk.files import Table
 from prelude.bulk.form import Form
 from prelude.bulk.journal import Journal
 from prelude.bulk.run import BulkRun, configuration, configuration_hash
-from prelude.models.identity import model_hash
+from prelude.models.identity import known_hash, model_hash
 from tests.bulk.runs import write_rows
 
 FORM: dict[str, Any] = {"verb": "decide", "state": "{text}", "questions": {"ok": {"question": "Is it polite?"}}}
@@ -153,3 +155,30 @@ class TestModelHash:
         for name in ("in.csv", "out.jsonl.journal", "out.parquet", "README.md", "vocab.txt", "pytorch_model.bin"):
             (model / name).write_text("text", "utf-8")
         assert model_hash(model) == before
+
+
+def hashed(folder: Path, *names: str) -> str:
+    """The hash of these files: those of more than 32 MiB count by 64 parts of 64 KiB, evenly spaced."""
+    found = hashlib.blake2b(digest_size=16)
+    for name in names:
+        data = (folder / name).read_bytes()
+        found.update(json.dumps([name, len(data)]).encode())
+        places = [part * (len(data) - 65536) // 63 for part in range(64)] if len(data) > 32 << 20 else []
+        found.update(b"".join(data[at : at + 65536] for at in places) or data)
+    return found.hexdigest()
+
+
+def test_the_hash_of_a_directory_and_of_a_file_are_those_of_the_files_that_are_read(tmp_path: Path) -> None:
+    read = ["1_Pooling/config.json", "config.json", "model.safetensors", "other.sparrow", "template.jinja", "x.gguf"]
+    for name in (*read, "1_Pooling/2_deeper/a.json", "named/config.json", "named.json/a.json", "vocab.txt", "x.bin"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode() * 4000)
+    (tmp_path / "gone.json").symlink_to(tmp_path / "nowhere.json")
+    numbers = np.arange(8 << 20, dtype=np.int32).tobytes()  # 32 MiB, no part like another
+    for data in (numbers, numbers + b"1"):
+        (tmp_path / "model.safetensors").write_bytes(data)
+        assert model_hash(tmp_path) == hashed(tmp_path, *read)
+    for file in ("x.gguf", "x.bin"):
+        assert model_hash(tmp_path / file) == hashed(tmp_path, "config.json", "template.jinja", file), "beside it"
+    assert known_hash(str(tmp_path)) == hashed(tmp_path, *read)
+    assert known_hash(str(tmp_path / "none")) == known_hash("") == ""

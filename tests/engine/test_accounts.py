@@ -74,6 +74,8 @@ def test_every_result_carries_its_requests_counters(make_engine: Callable[..., E
     assert (stats.prompt_tokens, stats.cached_tokens, stats.computed_tokens) == (n, 0, n + 3)
     assert (stats.chunks, stats.preemptions, stats.deferred_ticks) == (1, 0, 0)
     assert stats.finish_reason == "length" and stats.forward_ms > 0
+    assert 0 < stats.queue_ms <= stats.ttft_ms < stats.total_ms
     cut = engine.embed(prompt * 100, pooling="last", truncation="tail")
     assert cut.stats.truncated_tokens > 0 and cut.stats.prompt_tokens == 512
+    assert cut.stats.ttft_ms == cut.stats.total_ms > 0, "its vector comes at once"
     assert engine.stats()["requests"] == {"oneshot": 1, "decode": 1}

@@ -66,6 +66,7 @@ def in_words(chunks: list[Chunk]) -> bool:
 VARIANTS = [
     {}, {"stop": "qu"}, {"stop": ["e", "not there"], "include_stop": True, "min_tokens": 5}, {"max_tokens": 1},
     {"max_tokens": 0}, {"max_tokens": 2, "stop": "zz"}, {"logprobs": 3},
+    {"stop": [*" abcdefghijklmnopqrstuvwxyz"], "min_tokens": 3, "include_stop": True},
     {"temperature": 1.0, "seed": 4, "ignore_eos": False},
 ]  # fmt: skip
 

@@ -63,7 +63,8 @@ def cpu_executor(
     with Checkpoint.open(path, config) as checkpoint:
         precision = choose(dtype, checkpoint, config.spec, quantization)
         weights = load_weights(checkpoint, config.spec, precision.dtype, precision.packing)
-    return CpuExecutor(config, weights, precision=precision, quantization=quantization, **options)
+    options = {"precision": precision, "quantization": quantization, "running_states": 8, **options}
+    return CpuExecutor(config, weights, **options)
 
 
 @dataclass

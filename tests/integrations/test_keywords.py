@@ -64,6 +64,23 @@ def test_two_keywords_of_encode(body: Engine, keywords: dict[str, Any], same: di
         assert np.allclose(ours.encode(TEXTS[0], **keywords), found[0], atol=1e-6)
 
 
+@pytest.mark.parametrize("asked", [True, False, None])
+def test_a_bar_is_shown_where_it_is_asked_for(
+    body: Engine, pair: Engine, monkeypatch: pytest.MonkeyPatch, asked: bool | None
+) -> None:
+    run, told = Engine.run_many, []
+
+    def noted(engine: Engine, tasks: Any, *, progress: bool) -> Any:
+        told.append(progress)
+        return run(engine, tasks)
+
+    monkeypatch.setattr(Engine, "run_many", noted)
+    SentenceEncoder(body).encode(TEXTS, show_progress_bar=asked)
+    PairScorer(pair).predict([("w1", "w2")], show_progress_bar=asked)
+    PairScorer(pair).rank("w1", ["w2"], show_progress_bar=asked)
+    assert told == [bool(asked)] * 3
+
+
 def test_settings_of_an_encoder_and_of_a_call(body: Engine) -> None:
     short = SentenceEncoder(body, truncate_dim=8, pooling="cls")
     assert np.allclose(

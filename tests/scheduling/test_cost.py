@@ -107,6 +107,8 @@ def test_saved_and_loaded_it_predicts_the_same_and_still_learns(tmp_path: Path) 
     for work in works(100):
         model.observe(work, seconds(work))
     model.save(tmp_path / "cost.json")
+    file = json.loads((tmp_path / "cost.json").read_text("utf-8"))
+    assert file == {"prelude_cost_model": 1, "steps": 100, "seconds": model.coefficients}
     loaded = CostModel.load(tmp_path / "cost.json", memory=64)
     for work in works(20, 4):
         assert loaded.predict(work) == pytest.approx(model.predict(work), rel=1e-9)

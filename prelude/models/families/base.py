@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 from prelude.errors import UnsupportedModel, shown
 from prelude.models.fields import Fields
 from prelude.models.spec import ModelSpec
-from prelude.records import dataclass, field
+from prelude.records import dataclass
 
 T = TypeVar("T")
 Head = Literal["lm", "classifier", "tokens", "steps", "masked", "none"]
@@ -43,7 +43,7 @@ class Family:
     architectures: Mapping[str, Head]
     """Class names in ``architectures``, and the head of each. The first one is meant if a config names none."""
     build: Callable[[Fields, SpecRequest], ModelSpec]
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any]
     """Keys that files of this family are known to leave out, with the value that is then meant."""
     nested: str | None = None
     """The key under which a config of this family has the text model's. Other parts of the model are not read."""

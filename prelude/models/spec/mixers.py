@@ -185,7 +185,7 @@ class ShortConv:
     kernel: int
     in_proj: Projection
     out: Projection
-    bias: bool = False
+    bias: bool
 
     @property
     def channels(self) -> int:
