@@ -193,6 +193,13 @@ LIMITS = [  # (taken, refused)
     ("2 is odd", "'2' is odd", "a test of numbers takes no str"), ("2 is even", "none is even", "takes no NoneType"),
     ("4 is divisibleby 2", "4 is divisibleby '2'", "takes no str"), ("'%d' % 1", "'%y' % 1", "character 'y'"),
     ("'%r' % 1", "'%r' % range", "a value of type partial"),
+    ("[1][0]", "[1][(1,)].x", "item of type tuple"),
+    ("namespace(x=1).x", "namespace(a=1).x.y", "has no attribute 'x'"),
+    ("2.5|round(1, 'ceil')", "'a'|round(8, 'ceil')", "round: a number"),
+    ("{}['a' * 1000]|d(1)", "{}['a' * 1001]|d", NAMED),
+    ("strftime_now('%Y' ~ 'a' * 254)", "strftime_now('%Y' ~ 'a' * 255)", "at most 256 characters"),
+    ("strftime_now('%d')", "strftime_now('%9d')", "have no width"),
+    ("strftime_now('')", "strftime_now(1)", "a format of"),
     ("'{00000}'.format(1)", "'{000000}'.format(1)", "KeyError"),
     ("'{0}'.format(1)", "'{0.real}'.format(1)", "not look into"), ("['a']|map('upper')", "[1]|map(1)", "not int"),
     ("'{a}'.format(a=1)", "'{a[0]}'.format(a=[1])", "does not look into it"),
@@ -303,6 +310,9 @@ def test_continue_final_message() -> None:
 
 
 def test_features_that_templates_rely_on() -> None:
+    for length, numbers in (4000, "(1, 1.0)"), (4001, "(0, 0.0)"):
+        assert render("{% set x = '0' * (n - 1) ~ 1 %}{{ x|int, x|float }}", n=length) == numbers
+    assert render("{{ [] is filter, [] is test }}") == "(False, False)"
     assert render("{% generation %}a{% endgeneration %}b") == "ab"
     assert render("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "01"
     assert (

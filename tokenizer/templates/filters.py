@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import filters as jinja
 from jinja2 import pass_context, pass_environment
-from jinja2.runtime import LoopContext, Macro, Undefined
+from jinja2.runtime import LoopContext, Macro
 from jinja2.utils import Joiner
 
 from ..errors import ChatTemplateError
@@ -78,10 +78,9 @@ def _truncate(
     environment: Any, s: Any, length: int = 255, killwords: bool = False, end: str = "...", leeway: Any = None
 ) -> Any:
     # jinja2 counts the items of a list or a dict, and leaves a short one as it is.
-    value: Any = s if isinstance(s, (list, tuple, dict, Undefined)) else text(s)
-    if isinstance(value, str):
-        ACTIVE.get().take_copy(len(value), value, text(end))
-    return jinja.do_truncate(environment, value, length, killwords, text(end), leeway)
+    if isinstance(s, str):
+        ACTIVE.get().take_copy(len(s), s, text(end))
+    return jinja.do_truncate(environment, s, length, killwords, text(end), leeway)
 
 
 def _indent(s: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
@@ -107,7 +106,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    if isinstance(indent, int) and not isinstance(indent, bool):
+    if isinstance(indent, int):
         number(indent, "the indent of tojson", MAX_INDENT)
     rendering = ACTIVE.get()
     size = measure(x)
@@ -140,8 +139,6 @@ def _float(value: Any, default: Any = 0.0) -> Any:
 
 def _round(value: Any, precision: int = 0, method: str = "common") -> Any:
     precision = number(precision, "the precision of round", MAX_DIGITS)
-    if not isinstance(method, str):
-        raise TypeError("round: the method is common, ceil or floor")
     if not isinstance(value, (int, float)):
         raise TypeError(f"round: a number is required, not {type(value).__name__}")
     return whole(jinja.do_round)(value, precision, method)
@@ -184,7 +181,7 @@ def _compared(value: Any) -> list[Any]:
     items = listed(value)
     rendering = ACTIVE.get()
     size = measure(items)
-    rendering.spend((size.items * 4 + ((size.narrow + size.wide) >> 4)) * max(len(items), 1).bit_length())
+    rendering.spend((size.items * 4 + ((size.narrow + size.wide) >> 4)) * len(items).bit_length())
     rendering.take((size.narrow + size.wide) * 4 + size.items * PIECE)  # keys in lower case
     return items
 

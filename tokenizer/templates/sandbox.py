@@ -72,15 +72,12 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         rendering.memory -= size
         if rendering.work < rendering.look or rendering.memory < 0:
             rendering.take(0)
-            rendering.look_at_clock()
         return True
-
-    def written(self, value: Any) -> str:
-        return value if type(value) is str else values.text(value)
 
     def concat(self, pieces: Iterable[str]) -> str:
         return values.concatenated(pieces)
 
+    written = staticmethod(values.text)
     chain = staticmethod(values.chained)
     add = staticmethod(values.added)
     cut = staticmethod(values.cut)
@@ -103,7 +100,6 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         rendering.work -= CALL
         rendering.take(OBJECT)
         kwargs.pop("_loop_vars", None)  # jinja's own, for functions that take a context
-        kwargs.pop("_block_vars", None)
         if isinstance(__obj, (partial, Macro, LoopContext, Joiner, Undefined)):
             return __obj(*args, **kwargs)
         kind = type(__obj).__name__
@@ -138,7 +134,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         except (TypeError, LookupError):
             pass
         if isinstance(argument, str):
-            return self.getattr(obj, argument) if type(obj) is not dict else self._attribute(obj, argument)
+            return self.getattr(obj, argument)
         return self._nothing(obj, argument)
 
     def _attribute(self, obj: Any, name: str) -> Any:
@@ -170,7 +166,6 @@ def _check_called(name: Any) -> None:
     """Check the name of a filter or test that ``map``, ``select`` and the like are about to look up."""
     if not isinstance(name, str):
         raise ChatTemplateError(f"the name of a filter or test is a string, not {type(name).__name__}")
-    check_name(name)
     ACTIVE.get().spend(NAMED_CALL)
 
 
@@ -201,8 +196,7 @@ def _range(*args: int) -> range:
 
 
 def _refuse(message: Any) -> None:
-    found = values.text(message)
-    raise jinja2.TemplateError(str.__str__(found[:1000]))
+    raise jinja2.TemplateError(str.__str__(values.text(message)))
 
 
 def _now(format: str) -> str:
