@@ -76,7 +76,7 @@ class Model(Component):
         """Return the tokens of one word: of text that is neither normalized nor split."""
         tokenizer = self._tokenizer
         tokens = tokenizer.encode(sequence).tokens
-        ids, spans, _ = tokenizer._core.encode_full(sequence, True, "byte", True)
+        ids, spans, _ = tokenizer._core.encode_full(sequence, offsets="byte")
         return [Token(*one) for one in zip(ids.tolist(), tokens, map(tuple, spans.tolist()))]
 
     def save(self, folder: str, prefix: str | None = None) -> list[str]:

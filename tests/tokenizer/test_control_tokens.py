@@ -211,7 +211,7 @@ def test_a_list_in_one_file_does_not_hide_that_of_another(spaced: Callable[..., 
 def test_ids_that_a_model_config_names_are_control_tokens(spaced: Callable[..., Tokenizer], name: str) -> None:
     vocab = spaced_file()["model"]["vocab"]
     said: dict[str, Any] = {
-        "eos_token_id": [vocab["<end_of_turn>"], vocab["ab"]],
+        "eos_token_id": [vocab["<end_of_turn>"], [], vocab["ab"]],
         "pad_token_id": vocab["<mask>"],
         "text_config": {"bos_token_id": vocab["<think>"]} if name == "config.json" else 7,
         "vocab_size": vocab["<b>"],

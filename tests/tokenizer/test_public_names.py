@@ -15,7 +15,7 @@ from typing import Any
 import prelude.tokenizer as ours
 import pytest
 import tokenizers as theirs
-from prelude.tokenizer import Tokenizer, TokenizerFileError, TokenizersMutationError
+from prelude.tokenizer import Tokenizer, TokenizerError, TokenizerFileError, TokenizersMutationError
 from prelude.tokenizer._building import attribute_names
 
 from tests.tokenizer.small_files import file
@@ -210,6 +210,7 @@ MODELS: list[Callable[[Any], Any]] = [
 def test_models_made_by_themselves(make: Callable[[Any], Any], tmp_path: Path) -> None:
     mine, other = make(ours.models), make(theirs.models)
     assert (repr(mine), str(mine)) == (repr(other), str(other))
+    assert not any(hasattr(model, name) for model in (mine, other) for name in ("vocab", "merges", "type"))
     assert isinstance(mine, getattr(ours.models, type(other).__name__)) and isinstance(mine, ours.models.Model)
     assert json.loads(mine.__getstate__()) == json.loads(other.__getstate__())
     again = pickle.loads(pickle.dumps(mine))
@@ -280,6 +281,8 @@ def test_the_files_of_models_are_read(tmp_path: Path) -> None:
             ours.models.BPE.read_file(vocab, merges)
         with pytest.raises(Exception, match="invalid"):
             theirs.models.BPE.read_file(vocab, merges)
+    (tmp_path / "vocab.json").write_text('{"a": 0, "b": "x", "c": true, "d": null, "e": [1]}', encoding="utf-8")
+    assert ours.models.WordLevel.read_file(vocab) == theirs.models.WordLevel.read_file(vocab) == {"a": 0}
     for content in (b"\xff", b"[", b"[1]"):
         (tmp_path / "vocab.json").write_bytes(content)
         with pytest.raises(TokenizerFileError, match=r"vocab\.json"):
@@ -310,10 +313,15 @@ def test_arguments_of_models() -> None:
     assert [t.value for t in changed.tokenize("ab?")] == ["a", "b"]
     changed.unk_token = "<unk>"
     assert [t.value for t in changed.tokenize("ab?")] == ["a", "b", "<unk>"]
-    with pytest.raises(TokenizersMutationError, match="sampling is left out"):
-        ours.models.Unigram(alpha=0.5).tokenize("a")
+    for one in ({"alpha": 0.5}, {"nbest_size": 2}):
+        with pytest.raises(TokenizersMutationError, match="sampling is left out"):
+            ours.models.Unigram(**one).tokenize("a")
     with pytest.raises(TypeError, match="fuse_unk"):
         changed.fuse_unk = 1
+    with pytest.raises(TypeError, match="expected int, got bool"):
+        ours.models.WordPiece(max_input_chars_per_word=True)
+    with pytest.raises(TokenizerError, match="the unknown token is not in the vocabulary"):
+        ours.models.WordLevel({"a": 0}).tokenize("")
 
 
 # ---- the ready-made tokenizers
