@@ -31,7 +31,7 @@ from prelude.values import validation
 def prepare_guard(ctx: AdmissionContext, scope: TokenizationScope, task: Guard) -> Parts:
     recipe = guard_recipe(ctx, task.recipe)
     validation.one_of(task.truncation, "truncation", TRUNCATIONS)
-    require_messages(task.prompt, "prompt", "a guard model")
+    require_messages(task.prompt, "a guard model")
     messages, dropped = shorten_messages(ctx, task.prompt, "prompt", task.truncation)
     pieces = render(ctx, messages, "prompt", True)
     field, written, said = next_field(recipe, messages, task.given)

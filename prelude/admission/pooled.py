@@ -205,7 +205,7 @@ def prepare_reward(ctx: AdmissionContext, scope: TokenizationScope, task: Reward
             f"{kind} with {has}; it serves {served(ctx)}; load a reward model",
             field="Reward",
         )
-    require_messages(task.prompt, "prompt", "a reward model")
+    require_messages(task.prompt, "a reward model")
     activation = validation.one_of(task.activation, "activation", ("default", "none", "sigmoid"))
     activation = "none" if activation == "default" else activation
     prompt = _encode(ctx, scope, task)

@@ -122,10 +122,10 @@ def is_messages(prompt: Any, field: str) -> bool:
     return len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
-def require_messages(prompt: Any, field: str, reader: str) -> None:
+def require_messages(prompt: Any, reader: str) -> None:
     """``InvalidRequest`` unless ``prompt`` is a list of messages, which ``reader`` needs."""
-    if isinstance(prompt, str) or not is_messages(prompt, field):
-        raise InvalidRequest(f"{reader} reads a conversation; give a list of messages", field=field)
+    if isinstance(prompt, str) or not is_messages(prompt, "prompt"):
+        raise InvalidRequest(f"{reader} reads a conversation; give a list of messages", field="prompt")
 
 
 def prompt_before(ctx: AdmissionContext, task: Embed | Classify | Rerank, *, text: bool = True) -> str:

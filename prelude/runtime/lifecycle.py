@@ -88,7 +88,6 @@ class StepsInFlight(deque[InFlightStep]):
     ``overlap`` no step is planned beside another, and requests are not counted."""
 
     def __init__(self, pool: KvPool, overlap: bool) -> None:
-        super().__init__()
         self.overlap = overlap
         self._pool = pool
         self._oneshot: frozenset[int] = frozenset()
@@ -137,9 +136,8 @@ class StepsInFlight(deque[InFlightStep]):
 
     def audit(self, waiting: Iterable[Request]) -> None:
         """Check the requests' counts of steps in flight against the steps; raise with the numbers."""
-        steps = self if self.overlap else ()
-        rows = Counter(request.id for step in steps for request in step.rows())
-        sampled = Counter(request.id for step in steps for request in step.sampled())
+        rows = Counter(request.id for step in self for request in step.rows())
+        sampled = Counter(request.id for step in self for request in step.sampled())
         for request in [*waiting, *self.holding.values()]:
             if (request.in_flight, request.ahead) != (rows[request.id], sampled[request.id]):
                 raise RuntimeError(

@@ -23,6 +23,7 @@ from prelude.integrations.affinity import Affinity
 from prelude.simulation.traces import Arrival
 
 _POINTS = 32  # of each replica on the ring
+_SLACK = 0.25  # of the mean load, that a replica may have above it for its prefixes' sake
 TRUST = 3600.0  # seconds for which ``Reported`` takes a prefix that it sent as cached
 
 
@@ -83,7 +84,7 @@ class Router(Protocol):
 class Forgetful:
     """A router that knows nothing of the caches."""
 
-    def __init__(self, count: int, seed: int = 0) -> None:
+    def __init__(self, count: int, seed: int) -> None:
         self._rng = random.Random(f"router {seed}")
 
     def lost(self, replica: int, loads: Loads) -> None:
@@ -96,7 +97,7 @@ class Random(Forgetful):
 
 
 class RoundRobin(Forgetful):
-    def __init__(self, count: int, seed: int = 0) -> None:
+    def __init__(self, count: int, seed: int) -> None:
         self._next = seed
 
     def route(self, arrival: Arrival, loads: Loads) -> int:
@@ -120,7 +121,7 @@ class PowerOfTwo(Forgetful):
 class Reported:
     """The ranking of ``PrefixAffineRouter``: by the names of the prompt's first parts."""
 
-    def __init__(self, count: int, seed: int = 0) -> None:
+    def __init__(self, count: int, seed: int) -> None:
         self._affinity: Affinity[int] = Affinity(trust=TRUST)
         self._rng = random.Random(f"router {seed}")
 
@@ -158,9 +159,8 @@ class LeastLoaded(Forgetful):
 class PrefixAffine(Forgetful):
     """Routes by the name of the prompt's first part; a prompt without one goes to the least loaded replica."""
 
-    def __init__(self, count: int, seed: int = 0, *, slack: float = 0.25) -> None:
+    def __init__(self, count: int, seed: int) -> None:
         self._count = count
-        self._slack = slack
         ring = sorted(
             (_hash(f"{seed} {number} {point}"), number) for number in range(count) for point in range(_POINTS)
         )
@@ -176,7 +176,7 @@ class PrefixAffine(Forgetful):
         if start is None:
             start = self._orders[name] = bisect_left(self._points, _hash(name)) % len(self._points)
         tokens = arrival.prompt_tokens
-        bound = (1 + self._slack) * (loads.total + tokens) / len(loads.up)
+        bound = (1 + _SLACK) * (loads.total + tokens) / len(loads.up)
         seen: set[int] = set()
         for step in range(len(self._owners)):
             owner = self._owners[(start + step) % len(self._owners)]

@@ -103,7 +103,7 @@ class TokenSource:
             return Prepared(TokenTree.single(trunk), None, arrival.max_tokens, sampling, arrival.cache)
         if arrival.task == "embed":
             last = np.array([len(trunk) - 1], dtype=np.int32)
-            read = PooledRows(last, np.array([0, 1], dtype=np.int32), "last")
+            read = PooledRows(last, np.array([0, 1], dtype=np.int32))
             return Prepared(TokenTree.single(trunk), read, cache=arrival.cache)
         if not arrival.questions:
             return Prepared(

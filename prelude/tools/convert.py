@@ -49,7 +49,7 @@ def convert(model: Path, folder: Path, dtype: str = "auto", quantization: str | 
     """What was written, in a sentence."""
     if os.path.lexists(folder):
         raise ModelError(f"{folder}: is there already; give a folder that is not there")
-    directory = open_directory(model, False)
+    directory = open_directory(model)
     if isinstance(directory, GgufDirectory):
         raise ModelError(f"{model}: a GGUF file is computed in its own packed form; it is not converted")
     config = ModelConfig.from_dir(directory)

@@ -41,7 +41,7 @@ def table(chosen: argparse.Namespace) -> list[str]:
     if chosen.max_top is not None:
         config = config.changed(max_top=chosen.max_top)
     top = config.expert.max_top
-    directory = open_directory(model_path(chosen.model, chosen.revision), False)
+    directory = open_directory(model_path(chosen.model, chosen.revision))
     model = ModelConfig.from_dir(directory)
     with Checkpoint.open(directory, model) as checkpoint:
         precision = choose(chosen.dtype, checkpoint, model.spec, chosen.quantization)

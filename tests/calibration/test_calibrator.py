@@ -52,8 +52,12 @@ def test_metrics_by_hand() -> None:
     assert coverage.tolist() == [0.25, 0.5, 0.75, 1.0] and risk.tolist() == pytest.approx([0, 0.5, 1 / 3, 0.5])
     rows = [np.array([0.7, 0.3]), np.array([0.2, 0.8])]
     assert metrics.brier(rows, [0, 0]) == pytest.approx(((0.3**2 + 0.3**2) + (0.8**2 + 0.8**2)) / 2)
-    found = metrics.summary(rows, [0, 0])
-    assert found.accuracy == 0.5 and found.nll == pytest.approx(-(math.log(0.7) + math.log(0.2)) / 2)
+    nll, squares = -(math.log(0.7) + math.log(0.2)) / 2, metrics.brier(rows, [0, 0])
+    found = dataclasses.astuple(metrics.summary(rows, [0, 0]))
+    assert found == pytest.approx((2, 0.5, 0.75, (0.3 + 0.8) / 2, squares, nll, (1 + 0.5) / 2))
+    for some, truth in (([], []), (rows, [0]), (rows[:1], [0, 0]), (rows, [0, 2]), (rows, [0, -1])):
+        with pytest.raises(CalibrationError):
+            metrics.summary(some, truth)
     assert metrics.reliability(np.array([0.0, 1.0]), np.array([0.0, 1.0]), 5)[0].count == 1
 
 

@@ -151,7 +151,7 @@ def test_the_least_loaded_replica_is_the_one_with_the_fewest_tokens_under_way() 
 
 
 def test_one_hot_prefix_spreads_over_replicas_once_its_own_is_loaded() -> None:
-    routing, loads = PrefixAffine(4), Loads(4)
+    routing, loads = PrefixAffine(4, 0), Loads(4)
     arrival = Arrival(0.0, (("everybody", 900), (None, 100)))
     owners = []
     for _ in range(40):
@@ -323,7 +323,7 @@ def test_every_request_is_answered_through_any_router_while_replicas_come_and_go
 
 
 def test_the_shorter_queue_of_two_is_taken() -> None:
-    routing, loads = PowerOfTwo(4), Loads(4)
+    routing, loads = PowerOfTwo(4, 0), Loads(4)
     loads.lose(3)
     for replica, requests in enumerate((5, 1, 0)):
         for _ in range(requests):
