@@ -118,8 +118,8 @@ class BPE(Model):
         continuing_subword_prefix: str | None = None,
         end_of_word_suffix: str | None = None,
         fuse_unk: bool | None = None,
-        byte_fallback: bool | None = False,
-        ignore_merges: bool | None = False,
+        byte_fallback: bool = False,
+        ignore_merges: bool = False,
     ) -> None:
         if (vocab is None) != (merges is None):
             raise TokenizerError("`vocab` and `merges` must be both specified")
@@ -130,8 +130,8 @@ class BPE(Model):
             continuing_subword_prefix=continuing_subword_prefix,
             end_of_word_suffix=end_of_word_suffix,
             fuse_unk=fuse_unk or False,
-            byte_fallback=byte_fallback or False,
-            ignore_merges=ignore_merges or False,
+            byte_fallback=byte_fallback,
+            ignore_merges=ignore_merges,
             vocab=_vocab_of(vocab),
             merges=_merges_of(merges),
         )

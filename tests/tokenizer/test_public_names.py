@@ -203,6 +203,9 @@ MODELS: list[Callable[[Any], Any]] = [
     lambda m: m.WordPiece(PIECES, unk_token="<unk>", continuing_subword_prefix="##"), lambda m: m.WordLevel(),
     lambda m: m.WordLevel(PIECES, "[UNK]"), lambda m: m.Unigram(),
     lambda m: m.Unigram([("a", -1.0), ("é", -2.5), ("aé", -2), ("<unk>", -9.25)], 3, False),
+    lambda m: m.BPE(dropout=0.0),
+    lambda m: m.BPE(PIECES, [("a", "é")], byte_fallback=True), lambda m: m.BPE(dropout=1.0),
+    lambda m: m.Unigram([("a", -1.0)], byte_fallback=True), lambda m: m.Unigram(byte_fallback=None),
 ]  # fmt: skip
 
 
@@ -299,7 +302,11 @@ def test_arguments_of_models() -> None:
         assert (model.alpha, model.nbest_size) == (0.0, 64)
         calls: list[tuple[Callable[[Any], Any], type[Exception]]] = [
             (lambda m: m.BPE({"a": 0}), ValueError),
-            (lambda m: m.BPE({"a": 0}, ["a b"]), TypeError),
+            (lambda m: m.BPE({"a": 0}, ["aa"]), TypeError),
+            (lambda m: m.BPE({"a": 0}, [("a", "a", "a")]), Exception),
+            (lambda m: m.BPE(dropout=-0.1), Exception),
+            (lambda m: m.BPE(byte_fallback=None), TypeError),
+            (lambda m: m.BPE(ignore_merges=None), TypeError),
             (lambda m: m.WordPiece(max_input_chars_per_word="a"), TypeError),
             (lambda m: m.BPE(dropout=1.5), Exception),
         ]

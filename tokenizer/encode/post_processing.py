@@ -266,11 +266,10 @@ def _wrapped(
     return around(encoding)
 
 
-def without_trimming(processor: Processor | None) -> Processor | None:
+def without_trimming(processor: Processor) -> Processor:
     """``processor`` for encodings whose offsets are trimmed already."""
     if isinstance(processor, Sequenced):
-        inner = (without_trimming(p) for p in processor.processors)
-        return Sequenced(tuple(p for p in inner if p is not None))
+        return Sequenced(tuple(map(without_trimming, processor.processors)))
     if isinstance(processor, (ByteLevel, RobertaProcessing)):
         return replace(processor, trim_offsets=False)
     return processor
@@ -297,7 +296,7 @@ def layout(processor: Processor | None, add_special_tokens: bool, is_pair: bool)
     None if it does more than that."""
     first, second = _probe((-2, -3, -4), 0), _probe((-5, -6, -7), 1) if is_pair else None
     try:
-        whole = run(without_trimming(processor), first, second, add_special_tokens)
+        whole = run(processor and without_trimming(processor), first, second, add_special_tokens)
     except TokenizerError:
         return None
     marks = [[-2], [-3], [-4]]

@@ -105,7 +105,7 @@ class Sequences:
     """The general way of ``encode``: any input, under any settings. Immutable."""
 
     def __init__(self, core: Core, processor: Processor | None) -> None:
-        self._core, self._processor, self._untrimmed = core, processor, without_trimming(processor)
+        self._core, self._processor, self._untrimmed = core, processor, processor and without_trimming(processor)
         self._layouts = [(layout(processor, s, False), layout(processor, s, True)) for s in (False, True)]
         self.frames = [frame(single) for single, _ in self._layouts]
         self.as_found = b"" if isinstance(core, ReferenceCore) else core.as_found()
