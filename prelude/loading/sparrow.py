@@ -41,7 +41,6 @@ def load_sparrow(
         raise ConfigError(f"{model}: a model of this size is not divided; leave tensor_parallel at 1")
     found = read_sparrow(model)
     executor = SparrowExecutor(found)
-    config.resolved_length(executor.limits().max_positions)
     path = Path(os.path.abspath(os.fspath(model)))
     try:
         tokenizer = Tokenizer.from_str(found.tokenizer_json())

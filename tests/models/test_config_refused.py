@@ -228,6 +228,13 @@ def test_a_network_that_a_head_does_not_read(files: dict[str, Any], message: str
         model.network(ModelDirectory.of(tmp_path))
 
 
+def test_a_file_of_a_heads_network_that_is_missing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "extractor"}', encoding="utf-8")
+    model: Any = option_model(ModelDirectory.of(tmp_path))
+    with pytest.raises(ModelError, match=r"encoder_config.config\.json: missing"):
+        model.network(ModelDirectory.of(tmp_path))
+
+
 @pytest.mark.parametrize(
     "changes",
     [
