@@ -98,16 +98,12 @@ def test_the_function_goes_with_the_other_lists(make_engine: Callable[..., Engin
     static = engine.complete(
         PROMPT, params(None, max_tokens=count, allowed_token_ids=[20, 22, 30], banned_token_ids=[22])
     )
-    both = engine.complete(
-        PROMPT,
-        params(
-            by_turns if count == 1 else lambda _: EVEN,
-            max_tokens=count,
-            allowed_token_ids=[20, 22, 30, 31],
-            banned_token_ids=[22],
-        ),
-    )
-    assert both.token_ids == static.token_ids
+    lists = ((by_turns if count == 1 else lambda _: EVEN, [20, 22, 30, 31]), (lambda _: None, [20, 22, 30]))
+    for chosen, allowed in lists:
+        both = engine.complete(
+            PROMPT, params(chosen, max_tokens=count, allowed_token_ids=allowed, banned_token_ids=[22])
+        )
+        assert both.token_ids == static.token_ids
 
 
 @pytest.mark.parametrize(
