@@ -126,6 +126,12 @@ def test_two_keywords_of_predict_and_rank(pair: Engine) -> None:
     with pytest.raises(InvalidRequest, match="prompt_name: 'third'"):
         ours.predict(rows, prompt_name="third")
     assert ours.num_labels == 1 and np.ndim(ours.predict(rows[0])) == 0 and ours.predict([rows[0]]).shape == (1,)
+    assert np.allclose(ours.predict(rows[:2]), ours.predict(rows)[:2]), "two pairs are no pair"
+    wrong: Any
+    for wrong, field in ((["w1"] * 3, "inputs[0]"), ([rows[0], ["w1"] * 3], "inputs[1]"), ("w1", "inputs")):
+        with pytest.raises(InvalidRequest) as caught:
+            ours.predict(wrong)
+        assert caught.value.field == field
     ranked = ours.rank(query, documents, prompt="w7 ", activation_fn=lambda x: -x)
     scores = ours.predict(rows, prompt="w7 ", activation_fn=lambda x: -x)
     assert [item["corpus_id"] for item in ranked] == np.argsort(-scores, kind="stable").tolist(), (
