@@ -7,7 +7,6 @@ where there is a C++ compiler; a row's note says how much of it the product reac
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -97,10 +96,7 @@ def main() -> None:
     add_outputs(parser, plot=False)
     args = parser.parse_args()
     use_threads(1)
-    kernels = ", ".join(sorted(set(cpu.PACKED_KERNELS.values())))
-    load = f"{os.getloadavg()[0]:.1f}"  # an idle machine is near 0
-    facts = machine_facts([("threads", 1), ("kernels", kernels), ("load average", load)])
-    report = Report("Products of the CPU executor", facts=facts)
+    report = Report("Products of the CPU executor", facts=machine_facts([("threads", 1)]))
     floors = peaks()
     for name, rate in floors.items():
         report.add("of this processor", name, (rate,) * 3, "GB/s" if name == "memory" else "Gop/s")
