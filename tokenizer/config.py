@@ -77,7 +77,7 @@ def beside(read: Reader, folder: str) -> FileConfig:
     given = config.get("chat_template")  # a string, or a list of named ones, of which ``default`` counts
     templates = _templates(given)
     template = given if isinstance(given, str) else templates.get("default")
-    templates = {"": template, **templates} if template is not None else templates
+    every = [template, *templates.values()]
     if own is not None:
         with contextlib.suppress(UnicodeDecodeError):
             template = io.StringIO(own.decode("utf-8"), newline=None).read()  # every end of a line as \n
@@ -85,7 +85,7 @@ def beside(read: Reader, folder: str) -> FileConfig:
         source=str(Path(folder) / "tokenizer_config.json") if config else "",
         values=values,
         chat_template=template,
-        templates=tuple(one for one in dict.fromkeys([template, *templates.values()]) if one is not None),
+        templates=tuple(one for one in dict.fromkeys([template, *every]) if one is not None),
         named=frozenset([*_named(tokens), *_named(config)]),
         token_ids=frozenset(id for model in (*models, models[0].get("text_config")) for id in _token_ids(model)),
     )

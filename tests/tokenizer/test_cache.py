@@ -257,10 +257,17 @@ def test_off_by_argument_and_by_the_environment(file: Path, folder: Path, monkey
     monkeypatch.setenv("PRELUDE_TOKENIZER_CACHE", "off")
     assert _cache.at(True) is None
     monkeypatch.delenv("PRELUDE_TOKENIZER_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "home"))
-    monkeypatch.setenv("LOCALAPPDATA", str(folder / "home"))
-    found = _cache.at(True)
-    assert found is not None and found._folder == folder / "home" / "prelude" / "tokenizers"
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(folder / name))
+    for platform, home in ("win32", folder / "LOCALAPPDATA"), ("linux", folder / "XDG_CACHE_HOME"):
+        with monkeypatch.context() as there:
+            there.setattr(sys, "platform", platform)
+            found = _cache.at(True)
+        assert found is not None and found._folder == home / "prelude" / "tokenizers"
+    for home in ("", "relative"):
+        monkeypatch.setenv("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME", home)
+        found = _cache.at(True)
+        assert found is not None and found._folder == Path.home() / ".cache" / "prelude" / "tokenizers"
 
 
 def test_small_files_are_not_kept(tmp_path: Path, file: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextvars
+import functools
 import json
 import subprocess
 import sys
@@ -138,7 +140,7 @@ def test_segments_give_the_expected_ids_and_no_control_token_from_the_user(cases
         (CHATML, [*HELLO, {"role": 5, "content": "x"}], r"messages\[1\].role: a string, not int"),
         (CHATML, ["hi"], r"messages\[0\]: a message is a dict .* not str"),
         (CHATML, "hi", "messages: a list, not str"), (CHATML, None, "messages: a list, not NoneType"),
-        ("{{ messages[0].role }}", [], "^without messages: UndefinedError"),
+        ("{{ messages[0].role }}", [], "^without messages: UndefinedError: .* has no attribute 'item of type int'$"),
         ("{% include 'x' %}", HELLO, "'include' is left out"),
         ("{% from 'x' import y %}", HELLO, "'from' is left out"),
         ("{% autoescape true %}{% endautoescape %}", HELLO, "'autoescape' is left out"),
@@ -253,6 +255,17 @@ def test_odd_messages() -> None:
         nested = [nested]
     with pytest.raises(ChatTemplateError, match="nested deeper"):
         render(CHATML, [{"role": "user", "content": nested}])
+    for levels in (62, 63):
+        nested = functools.reduce(lambda inner, _: [inner], range(levels), {2**60 - 1: 1 - 2**60})
+        if levels == 62:
+            assert render("{{ messages[0].content is iterable }}", [{"role": "user", "content": nested}]) == "True"
+    with pytest.raises(ChatTemplateError, match="nested deeper than 64"):
+        render(CHATML, [{"role": "user", "content": nested}])
+    for key in (2**60, -(2**60)):
+        with pytest.raises(ChatTemplateError, match="not of 61 bits"):
+            render(CHATML, [{"role": "user", "content": {key: 1}}])
+    context = contextvars.Context()
+    assert context.run(render, CHATML) and not len(context)
     cyclic: list[Any] = []
     cyclic.append(cyclic)
     with pytest.raises(ChatTemplateError, match="nested deeper"):
@@ -301,8 +314,9 @@ def test_continue_final_message() -> None:
     for bad in ([], [{"role": "assistant", "content": None}]):
         with pytest.raises(ChatTemplateError, match="no text to continue"):
             render(CHATML, bad, continue_final_message=True)
-    with pytest.raises(ChatTemplateError, match="does not show"):
-        render("nothing", messages, continue_final_message=True)
+    for template in ("nothing", "Well, a text of its own", "{{ messages[-1].content[1:] }}"):
+        with pytest.raises(ChatTemplateError, match="does not show"):
+            render(template, messages, continue_final_message=True)
     with pytest.raises(ChatTemplateError, match="exclude each other"):
         render(CHATML, messages, continue_final_message=True, add_generation_prompt=True)
     with pytest.raises(ChatTemplateError, match="continue_final_message takes True or False, not 'content'"):
@@ -332,13 +346,17 @@ def test_features_that_templates_rely_on() -> None:
     assert render("  {% if true %}\nx\n  {% endif %}\ny") == "x\ny"
 
 
-def test_jinja2_missing_is_said(tmp_path: Path) -> None:
-    (tmp_path / "jinja2.py").write_text("raise ImportError('not here')", encoding="utf-8")
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [("raise ImportError('not here')", "pip install"), ("__version__ = '3.1.5'", "jinja2 3.1.5 has known ways out")],
+)
+def test_jinja2_missing_or_old_is_said(tmp_path: Path, module: str, says: str) -> None:
+    (tmp_path / "jinja2.py").write_text(module, encoding="utf-8")
     code = (
         "from prelude.tokenizer.chat import apply_chat_template\n"
         "from prelude.tokenizer import ChatTemplateError\n"
         "try: apply_chat_template([], '')\n"
-        "except ChatTemplateError as e: assert 'jinja2' in str(e) and 'pip install' in str(e), e\n"
+        f"except ChatTemplateError as e: assert 'jinja2' in str(e) and {says!r} in str(e), e\n"
         "else: raise AssertionError\n"
     )
     import os

@@ -398,6 +398,23 @@ def test_a_tokenizer_that_cannot_be_serialised_stays_with_hf(folder: Path, caplo
     assert sum("keeps its own" in r.message for r in caplog.records) == 1
 
 
+def test_another_object_of_the_same_text_is_read_anew(folder: Path) -> None:
+    """A token is found as the normalizer wrote it when it was added, or when the file was loaded."""
+    owner = transformers.AutoTokenizer.from_pretrained(folder)
+    added = owner._tokenizer
+    added.normalizer = normalizers.Sequence([normalizers.NFC()])
+    added.add_tokens([AddedToken("Wörd", normalized=True)])
+    added.normalizer[0] = normalizers.Lowercase()
+    loaded = type(added).from_str(added.to_str())
+    assert loaded.to_str() == added.to_str()
+    wanted = {one: one.encode("a Wörd", add_special_tokens=False).ids for one in (added, loaded)}
+    assert wanted[added] != wanted[loaded]
+    with patched_transformers():
+        for one in (loaded, added, loaded):
+            owner._tokenizer = one
+            assert owner("a Wörd", add_special_tokens=False)["input_ids"] == wanted[one]
+
+
 def test_a_method_that_is_set_on_the_object_is_kept(folder: Path) -> None:
     """As CLIP's tokenizer sets ``decode``."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
