@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tokenizers
 from prelude.tokenizer import ChatTemplateError, Tokenizer
-from prelude.tokenizer.chat import apply_chat_template, render_segments
+from prelude.tokenizer.chat import Bounds, apply_chat_template, render_segments
 
 from tests.tokenizer.templates import CHATML, HELLO, render
 
@@ -132,7 +132,7 @@ def test_segments_give_the_expected_ids_and_no_control_token_from_the_user(cases
         ("{% nonsense %}", HELLO, "nonsense"),
         ("{{ raise_exception('roles must alternate') }}", HELLO, "roles must alternate"),
         ("{{ messages[0].role.nothing.at_all }}", HELLO, "UndefinedError.*'str object' has no attribute 'nothing'"),
-        ("{{ messages[0].nothing.at_all }}", HELLO, "UndefinedError.*'dict object' has no attribute 'nothing'"),
+        ("{{ messages[0].nothing.at_all }}", HELLO, "^UndefinedError.*'dict object' has no attribute 'nothing'"),
         ("{{ '%s%s' % ('a',) }}", HELLO, "not enough arguments for format string"),
         ("{{ '%s' % ('a', 'b') }}", HELLO, "not all arguments converted"),
         ("{{ '%(a)s' % ('b',) }}", HELLO, "format requires a mapping"),
@@ -261,8 +261,8 @@ def test_odd_messages() -> None:
             assert render("{{ messages[0].content is iterable }}", [{"role": "user", "content": nested}]) == "True"
     with pytest.raises(ChatTemplateError, match="nested deeper than 64"):
         render(CHATML, [{"role": "user", "content": nested}])
-    for key in (2**60, -(2**60)):
-        with pytest.raises(ChatTemplateError, match="not of 61 bits"):
+    for key, says in (2**60, "not of 61 bits"), (-(2**60), "not of 61 bits"), ((1,), "not tuple"):
+        with pytest.raises(ChatTemplateError, match=says):
             render(CHATML, [{"role": "user", "content": {key: 1}}])
     context = contextvars.Context()
     assert context.run(render, CHATML) and not len(context)
@@ -286,6 +286,11 @@ def test_arguments_of_other_types_are_data() -> None:
         "<|im_start|>user\na<|im_end|>\n<|im_start|>user\ndumped<|im_end|>\n"
     )
     assert render("{{ n }} {{ f }} {{ t }}", n=np.int64(3), f=np.float32(0.5), t=(1, 2)) == "3 0.5 (1, 2)"
+    assert render("{{ c }}{{ b }}", c=Message, b=True) == "<type>True"
+    given: dict[str, Any] = {"x": {"a": [1, 2.5, None], "b": "é" * 30}, "bos_token": "<s>", "t": (1, "abc")}
+    assert render("{{ t }}", bounds=Bounds(max_memory=2326), **given) == "(1, 'abc')"
+    with pytest.raises(ChatTemplateError, match="more than 2325 bytes"):
+        render("{{ t }}", bounds=Bounds(max_memory=2325), **given)
 
 
 def test_the_callers_messages_are_left_alone() -> None:
@@ -306,6 +311,8 @@ def test_continue_final_message() -> None:
     assert render(CHATML, messages, continue_final_message=True) == (
         "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\nWell, "
     )
+    empty = [{"role": "assistant", "content": ""}]
+    assert render("{{ messages[0].content }}", empty, continue_final_message=True) == ""
     stripping = CHATML.replace("m.content", "m.content.strip()")
     assert render(stripping, messages, continue_final_message=True).endswith("assistant\nWell,")
     parts = [{"role": "assistant", "content": [{"type": "text", "text": "Hm"}]}]
