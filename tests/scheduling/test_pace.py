@@ -182,6 +182,22 @@ def test_one_slow_step_and_steps_without_a_step_of_rows_alone() -> None:
     assert pacer.allowance(3)
 
 
+def test_a_step_earns_a_quarter_of_the_rows_own_pace_and_eight_are_saved() -> None:
+    alone = (3, 0, 0, 0.01)  # it earns 2.5 ms: 12.5 tokens of 0.2 ms
+    for steps, tokens in (
+        ([alone], 12.5), ([alone] * 7, 87.5), ([alone] * 9, 100), ([alone] * 40, 100),
+        ([alone, (3, 10, 0, 0.012)], 25 - 10), ([alone, (3, 5, 5, 0.012)], 25 - 5),
+        ([(0, 100, 0, 10.0), alone], 12.5 / 1.4),  # a fifth of the way to three times the time of a token
+    ):  # fmt: skip
+        pacer = Pacer(0.2)
+        for step in ((0, 100, 0, 0.02), *steps):
+            pacer.measured(*step)
+        assert pacer.allowance(3) == pytest.approx(tokens, abs=1)
+    pacer = Pacer(1.0)
+    pacer.measured(*alone)
+    assert pacer.allowance(3) is None, "rows that may lose all of their pace"
+
+
 @pytest.mark.feature("F18")
 def test_a_long_decision_behind_short_ones_is_not_starved_by_chats() -> None:
     core = service_core(Timed(num_blocks=512), running=4, step_tokens=512, chunk=64, oneshot_share=0.2, cache=False)
