@@ -259,11 +259,11 @@ def _tag_final(chat: list[dict[str, Any]]) -> str:
         part = next((p for p in reversed(content) if isinstance(p, dict) and isinstance(p.get("text"), str)), None)
         holder, key = part, "text"
     else:
-        holder, key = (chat[-1] if chat and isinstance(content, str) else None), "content"
+        holder, key = (chat[-1] if isinstance(content, str) else None), "content"
     if holder is None:
         _fail("continue_final_message is set, but the last message has no text to continue")
     final: str = holder[key]
-    holder[key] = joined([final, Marked(_TAG) if isinstance(final, Marked) else _TAG])
+    holder[key] = joined([final, _TAG])
     return str.__str__(final)
 
 

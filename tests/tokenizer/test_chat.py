@@ -286,7 +286,12 @@ def test_arguments_of_other_types_are_data() -> None:
         "<|im_start|>user\na<|im_end|>\n<|im_start|>user\ndumped<|im_end|>\n"
     )
     assert render("{{ n }} {{ f }} {{ t }}", n=np.int64(3), f=np.float32(0.5), t=(1, 2)) == "3 0.5 (1, 2)"
-    assert render("{{ c }}{{ b }}", c=Message, b=True) == "<type>True"
+    assert render("{{ c }}{{ b }}{{ k }}", c=Message, b=True, k={1.5: 1, None: 2}) == "<type>True{1.5: 1, None: 2}"
+    around: Any = Message("user", "")
+    around.content = around
+    for one in (around, type("Same", (), {"model_dump": lambda self: self})()):
+        with pytest.raises(ChatTemplateError, match="nested deeper than 64"):
+            render("{{ x }}", x=one)
     given: dict[str, Any] = {"x": {"a": [1, 2.5, None], "b": "é" * 30}, "bos_token": "<s>", "t": (1, "abc")}
     assert render("{{ t }}", bounds=Bounds(max_memory=2326), **given) == "(1, 'abc')"
     with pytest.raises(ChatTemplateError, match="more than 2325 bytes"):
@@ -315,7 +320,9 @@ def test_continue_final_message() -> None:
     assert render("{{ messages[0].content }}", empty, continue_final_message=True) == ""
     stripping = CHATML.replace("m.content", "m.content.strip()")
     assert render(stripping, messages, continue_final_message=True).endswith("assistant\nWell,")
-    parts = [{"role": "assistant", "content": [{"type": "text", "text": "Hm"}]}]
+    assert render_segments(messages, stripping, continue_final_message=True)[-1] == ("Well,", False)
+    content = [{"type": "text", "text": "Hm"}, {"type": "image", "text": 5}, "x"]
+    parts = [{"role": "assistant", "content": content}]
     template = "{% for p in messages[0].content %}<{{ p.text }}>{% endfor %}"
     assert render(template, parts, continue_final_message=True) == "<Hm"
     for bad in ([], [{"role": "assistant", "content": None}]):
