@@ -124,7 +124,7 @@ def test_saved_and_loaded_it_predicts_the_same_and_still_learns(tmp_path: Path) 
     "text",
     [
         "", "[]", "{}", json.dumps({"prelude_cost_model": 1, "seconds": {"constant": 1}}),
-        json.dumps({"prelude_cost_model": 1, "seconds": {**TRUE, "key": -1}}),
+        *(json.dumps({"prelude_cost_model": 1, "seconds": {**TRUE, "key": key}}) for key in (-1, True, 1.01e6)),
         '{"prelude_cost_model": 1, "seconds": {"constant": NaN, "token": 1, "key": 1, "lm_row": 1}}',
     ],
 )  # fmt: skip
@@ -135,6 +135,7 @@ def test_a_file_that_is_no_cost_model_is_refused(tmp_path: Path, text: str) -> N
         CostModel.load(path)
     with pytest.raises(ConfigError):
         CostModel.load(tmp_path / "none.json")
+    assert CostModel(coefficients={**TRUE, "key": 1e6}).coefficients["key"] == 1e6, "the most"
 
 
 @pytest.mark.feature("G3")
