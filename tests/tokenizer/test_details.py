@@ -13,6 +13,8 @@ import pytest
 import tokenizers
 from prelude.tokenizer import Tokenizer, TokenizerFileError
 
+from tests.tokenizer.conftest import reference
+
 Pair = Callable[[str], tuple[Tokenizer, Any]]
 BPE = {
     "type": "BPE",
@@ -63,6 +65,33 @@ def test_where_a_piece_starts_in_text_that_was_rewritten_before(assert_same: Any
             assert_same(
                 ours.encode([text, text], is_pretokenized=True), theirs.encode([text] * 2, is_pretokenized=True)
             )
+
+
+@pytest.mark.parametrize("add_prefix_space", [True, False])
+def test_offsets_leave_out_the_white_space_of_tokens(add_prefix_space: bool, backend: str, assert_same: Any) -> None:
+    around = [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (0, 2), (3, 2)]
+    words = [
+        blank * n + word + blank * m for blank in " \n\x85\u2003\u0120_" for word in ("", "a") for n, m in around
+    ]
+    model = {
+        "type": "WordLevel",
+        "vocab": {word: id for id, word in enumerate(dict.fromkeys(["?", *words]))},
+        "unk_token": "?",
+    }
+    trimming = {"trim_offsets": True, "add_prefix_space": add_prefix_space}
+    for kind in (
+        {"type": "ByteLevel", "use_regex": True},
+        {"type": "RobertaProcessing", "sep": ["?", 0], "cls": ["?", 0]},
+    ):
+        split = {"type": "Split", "pattern": {"String": "|"}, "behavior": "Removed", "invert": False}
+        ours, theirs = both(model=model, pre_tokenizer=split, post_processor={**kind, **trimming})
+        ours = reference(theirs.to_str()) if backend == "reference" else ours
+        for word in words:
+            for inputs in ((word,), (f"a|{word}", f"{word}|a|{word}")):
+                assert_same(ours.encode(*inputs), theirs.encode(*inputs), inputs)
+                assert_same(
+                    ours.encode(*inputs, add_special_tokens=False), theirs.encode(*inputs, add_special_tokens=False)
+                )
 
 
 def test_offsets_after_a_prepend_of_nothing(assert_same: Any) -> None:
