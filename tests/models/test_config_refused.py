@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from prelude.errors import ModelError, UnsupportedModel
-from prelude.models.config import ModelConfig
+from prelude.models.config import ModelConfig, read_activation, read_labels
 from prelude.models.fields import Fields
 from prelude.models.files import ModelDirectory
 from prelude.models.options import option_model
@@ -44,6 +44,27 @@ def test_a_value_is_read_within_its_limits(
     for value in refused:
         with pytest.raises(ModelError, match=r"^here: a "):
             getattr(Fields({"a": value}, "here"), reader)("a", *limits)
+
+
+def test_labels_and_the_activation_of_a_head_are_those_of_the_config() -> None:
+    names = [f"LABEL_{at}" for at in range(1 << 16)]
+    for config, labels in (
+        ({}, names[:2]), ({"num_labels": 1}, names[:1]), ({"num_labels": 1 << 16}, names),
+        ({"id2label": {1: "b", "0": "a"}}, ["a", "b"]), ({"id2label": dict(enumerate(names))}, names),
+    ):  # fmt: skip
+        assert read_labels(Fields(config, "here")) == tuple(labels)
+    for wrong in ({}, [], "ab", dict(enumerate([*names, "more"])), {"1": "a"}, {"0": "a", "2": "b"}, {"0": 1}):
+        with pytest.raises(ModelError, match="id2label"):
+            read_labels(Fields({"id2label": wrong}, "here"))
+    single, several = "single_label_classification", "multi_label_classification"
+    for problem, count, activation in (
+        (None, 1, "sigmoid"), (None, 2, "softmax"), (single, 1, "sigmoid"), (single, 2, "softmax"),
+        (several, 2, "sigmoid"), ("regression", 2, "none"),
+    ):  # fmt: skip
+        assert read_activation(Fields({"problem_type": problem}, "here"), count) == activation
+    for problem in ("another", 5, ["regression"]):
+        with pytest.raises(ModelError, match="problem_type"):
+            read_activation(Fields({"problem_type": problem}, "here"), 2)
 
 
 def test_a_value_that_is_not_there_has_the_default_of_the_call_then_that_of_the_family() -> None:
