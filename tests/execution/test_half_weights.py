@@ -100,6 +100,17 @@ def test_the_forms_that_auto_chooses(tmp_path: Path) -> None:
             assert choose("auto", checkpoint, model.config.spec, "int8").packing == "int8"
 
 
+def test_vectors_of_another_type_do_not_choose(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model, file = Model(save_model(tmp_path, dtype="float32")), tmp_path / "model.safetensors"
+    tensors = {name: one.bfloat16() if one.ndim == 1 else one for name, one in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    with Checkpoint.open(model.path, model.config) as checkpoint:
+        chosen = choose("auto", checkpoint, model.config.spec)
+    assert chosen.packing == "float32" and "the files have float32," in chosen.reason
+
+
 @pytest.mark.parametrize("quick, packing", [(True, "bfloat16"), (False, "widened")])
 def test_weights_of_bfloat16_are_widened_where_its_products_are_slow(
     quick: bool, packing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

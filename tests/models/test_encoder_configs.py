@@ -175,6 +175,6 @@ def test_rotary_bases_of_modernbert_in_either_spelling() -> None:
 @pytest.mark.parametrize("config, name", [(BERT, "Bert"), (ROBERTA, "Roberta"), (MODERNBERT, "ModernBert")])
 def test_a_head_of_masks_has_the_weight_of_the_embeddings_and_a_bias(config: dict[str, Any], name: str) -> None:
     masked = {**config, "architectures": [f"{name}ForMaskedLM"]}
-    assert ModelConfig.from_dict(masked).spec.masked is not None
+    assert ModelConfig.from_dict(masked).spec.masked is not None and ModelConfig.from_dict(config).spec.masked is None
     without = [{"tie_word_embeddings": False}, *([{"decoder_bias": False}] if config is MODERNBERT else [])]
     assert [ModelConfig.from_dict({**masked, **change}).spec.masked for change in without] == [None] * len(without)

@@ -332,13 +332,13 @@ NEUTRAL: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("key", NEUTRAL)
-def test_keys_that_change_nothing_are_read_and_others_refused(key: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("key, value", [*NEUTRAL.items(), ("embedding_length_out", 0)])
+def test_keys_that_change_nothing_are_read_and_others_refused(key: str, value: int, tmp_path: Path) -> None:
     model = source(tmp_path / "model", "qwen3")
-    path = write_model(model, tmp_path / "a.gguf", "F32", lambda w: w.add_uint32(f"qwen3.{key}", NEUTRAL[key]))
+    path = write_model(model, tmp_path / "a.gguf", "F32", lambda w: w.add_uint32(f"qwen3.{key}", value))
     assert ModelConfig.from_dir(open_directory(path)).spec == ModelConfig.from_dir(model).spec
-    other = write_model(model, tmp_path / "b.gguf", "F32", lambda w: w.add_uint32(f"qwen3.{key}", NEUTRAL[key] + 4))
-    with pytest.raises(UnsupportedModel, match=f"qwen3.{key} = {NEUTRAL[key] + 4}"):
+    other = write_model(model, tmp_path / "b.gguf", "F32", lambda w: w.add_uint32(f"qwen3.{key}", value + 4))
+    with pytest.raises(UnsupportedModel, match=f"qwen3.{key} = {value + 4}"):
         open_directory(other)
 
 
