@@ -104,7 +104,7 @@ def _openai_form(message: BaseMessage, path: Any) -> list[dict[str, Any]]:
     if isinstance(message.content, str):
         first["content"] = message.content
     called = {call["id"] for call in first.get("tool_calls", ())}
-    if called and isinstance(first["content"], list):  # some content holds the calls too
+    if isinstance(first["content"], list):  # some content holds the calls too
         first["content"] = [
             part
             for part in first["content"]

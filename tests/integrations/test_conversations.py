@@ -360,6 +360,15 @@ def test_messages_of_langchain_are_the_conversation_that_they_say(entrances: Ent
     assert converted > 12
 
 
+@pytest.mark.parametrize("part", [{"type": "function_call", "call_id": "1"}, {"type": "tool_call", "id": "1"}])
+def test_a_call_of_langchain_that_is_in_the_content_too_is_shown_once(entrances: Entrances, part: Any) -> None:
+    message = pytest.importorskip("langchain_core.messages").AIMessage
+    calls = [{"name": "look", "args": {}, "id": "1"}]
+    once, twice = ([{"type": "text", "text": "Wait."}, *more] for more in ([], [{**part, "name": "look"}]))
+    shown = [entrances.langchain([message(content, tool_calls=calls)]) for content in (once, twice)]
+    assert shown[0] == shown[1] and shown[0].count("look") == 1
+
+
 def test_langchain_names_the_message_that_it_cannot_read(entrances: Entrances) -> None:
     messages = pytest.importorskip("langchain_core.messages")
     broken = messages.AIMessage("", invalid_tool_calls=[{"name": "f", "args": "{", "id": "1", "error": "no JSON"}])

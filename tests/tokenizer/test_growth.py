@@ -267,6 +267,7 @@ def test_both_sides_of_what_a_file_may_make_of_a_text(good: Any, wrong: Any, fie
 
 def test_what_is_no_object_of_json_is_refused() -> None:
     assert checked(b'{"model": 5, "added_tokens": [5, {"content": 7}], "normalizer": [], "a": "\xc3\xa9"}')[1].free
+    assert checked(b'{"model": {"vocab": [5, [], ["a", 0]]}}')[1].free
     for data, field in ((b"[]", "$"), (b"{", "the file"), (b"\xff", "the file"), (b"[" * 100_000, "the file")):
         with pytest.raises(TokenizerFileError) as caught:
             checked(data)
