@@ -166,13 +166,10 @@ class CompletedStep:
 
     def _token(self, request: Request, row: int, output: Any, bad: frozenset[int]) -> None:
         """Add a token to a Decode request, which goes on, or ends by a stop token, its budget or the context."""
-        drawn = output.sampled_ids
-        if row in bad or drawn is None:
-            self._fail(
-                request, _not_finite() if row in bad else ExecutionError("a Decode row came back without a token")
-            )
+        if row in bad:
+            self._fail(request, _not_finite())
             return
-        token = int(drawn[row])
+        token = int(output.sampled_ids[row])
         if (outside := self._outside(token)) is not None:
             self._fail(request, outside)
             return
