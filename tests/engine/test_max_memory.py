@@ -247,6 +247,8 @@ def test_where_the_memory_goes_is_said_before_and_after_loading(capsys: pytest.C
     assert lines[0].startswith("default_model: Qwen3ForCausalLM, ")
     assert [line.split()[0] for line in lines[-3:]] == ["512", "2,048", "8,192"]
     assert lines[-1].split()[-1] in ("all", "pass", "no") and lines[-3].split()[-1] == "all"
+    assert main(["memory", "--max-memory", str(60 * MB)]) == 0
+    assert capsys.readouterr().out.splitlines() != lines, "more alternatives take more memory"
     with loaded() as engine:
         said = engine.stats()["memory"]
         assert said["kv_used_bytes"] == 0 and not said["measured"]

@@ -124,7 +124,7 @@ def test_an_arrival_at_its_limits_is_read(tmp_path: Path, line: dict[str, Any]) 
         ({"at": 0, "parts": [["a", 1]], "user": ["a"]}, "user: ['a'] is no text"),
         ({"at": 1e9 + 1, "parts": [["a", 1]]}, "at=1000000001.0"),
         ({"at": True, "parts": [["a", 1]]}, "at=True"),
-        ({"at": 0, "parts": []}, "parts=[] is not a list"),
+        ({"at": 0, "parts": []}, "parts=[] is not a list"), ({"at": 0, "parts": 5}, "parts=5 is not a list"),
         ({"at": 0, "parts": ["ab"]}, "not [name or null, tokens]"),
         ({"at": 0, "parts": [["a", True]]}, "parts: True is not an integer"),
         ({"at": 0, "parts": [["a", 1]], "cancel_after": -1}, "cancel_after=-1"),
