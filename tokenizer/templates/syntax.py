@@ -224,6 +224,8 @@ class Generator(CodeGenerator):
     def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
         if isinstance(node, nodes.TemplateData):
             return node.data
+        if isinstance(node, nodes.Const) and type(node.value) is str:
+            return node.value
         raise nodes.Impossible()
 
     def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:

@@ -298,4 +298,4 @@ def concatenated(pieces: Iterable[str], separator: str = "") -> str:
         size += len(separator) * (len(found) - 1)
         spans += len(separator.spans) * (len(found) - 1) if isinstance(separator, Marked) else 0
     rendering.take_text(size, wide, spans)
-    return joined(found, separator)
+    return joined(found, separator) if spans else separator.join(found)
