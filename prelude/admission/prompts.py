@@ -69,7 +69,7 @@ def encode_prompt(
     spans: I32 | None = None
     pieces: list[Piece] | None = None
     prompt, seam, dropped = shorten(prompt, ctx.max_chars, truncation)
-    tokens = 0  # that were cut: of a text that was shortened they are not known
+    cut_ids = 0  # of a text that was shortened they are not known
     if isinstance(prompt, str):
         validation.text(prompt, field, ctx.max_chars)
         prompt = before + prompt
@@ -85,12 +85,12 @@ def encode_prompt(
         pieces = render(ctx, prompt, field, generation_prompt)
         ids = scope.encode_pieces(pieces)
     else:
-        ids, tokens = token_ids(prompt, field, ctx.encoder, ctx.max_chars), dropped
+        ids, cut_ids = token_ids(prompt, field, ctx.encoder, ctx.max_chars), dropped
     if len(ids) == 0:
         return Encoded(beginning(ctx, field, eos=continued))
     excess = len(ids) - room
     if excess <= 0:
-        return Encoded(ids, tokens or min(dropped, 1), spans)
+        return Encoded(ids, cut_ids or min(dropped, 1), spans)
     if pieces is None:
         cuttable = np.ones(len(ids), dtype=np.bool_)
         if isinstance(prompt, str):
@@ -102,7 +102,7 @@ def encode_prompt(
         ids, cuttable = scope.encode_cuttable(pieces)
         cuttable |= whole
     keep = kept(ctx, cuttable, excess, truncation, field, room)
-    return Encoded(ids[keep], tokens + excess, None if spans is None else spans[keep])
+    return Encoded(ids[keep], cut_ids + excess, None if spans is None else spans[keep])
 
 
 def is_messages(prompt: Any, field: str) -> bool:

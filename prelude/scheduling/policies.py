@@ -72,7 +72,7 @@ class ShortestPrefillFirst(_Usual):
         life = self.half_life
         if isinstance(life, bool) or not isinstance(life, int | float) or not life > 0:
             raise ConfigError(f"half_life={life!r} is not a positive number of tokens")
-        _check(self.curvature)
+        _check_curvature(self.curvature)
 
     def keys(self, waiting: WaitingColumns, now: float) -> Keys:
         work = effort(waiting, self.curvature)
@@ -90,7 +90,7 @@ class ResponseRatio(_Usual):
     estimates: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check(self.curvature)
+        _check_curvature(self.curvature)
 
     def keys(self, waiting: WaitingColumns, now: float) -> Keys:
         return ((waiting.arrived - now) / effort(waiting, self.curvature),)
@@ -152,7 +152,7 @@ def effort(waiting: WaitingColumns, curvature: float) -> F64:
     return np.maximum(work, 1.0)
 
 
-def _check(curvature: float) -> None:
+def _check_curvature(curvature: float) -> None:
     if isinstance(curvature, bool) or not isinstance(curvature, int | float) or not 0 <= curvature < float("inf"):
         raise ConfigError(f"curvature={curvature!r} is not a finite number of at least 0")
 
