@@ -198,6 +198,7 @@ LIMITS = [  # (taken, refused)
     ("[1][0]", "[1][(1,)].x", "item of type tuple"),
     ("namespace(x=1).x", "namespace(a=1).x.y", "has no attribute 'x'"),
     ("2.5|round(1, 'ceil')", "'a'|round(8, 'ceil')", "round: a number"),
+    ("2.5|round(1, 'floor')", "2.5|round(1, ('floor',))", "round: the method is common"),
     ("{}['a' * 1000]|d(1)", "{}['a' * 1001]|d", NAMED),
     ("strftime_now('%Y' ~ 'a' * 254)", "strftime_now('%Y' ~ 'a' * 255)", "at most 256 characters"),
     ("strftime_now('%d')", "strftime_now('%9d')", "have no width"),
