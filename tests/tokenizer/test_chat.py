@@ -195,6 +195,7 @@ LIMITS = [  # (taken, refused)
     ("2 is odd", "'2' is odd", "a test of numbers takes no str"), ("2 is even", "none is even", "takes no NoneType"),
     ("4 is divisibleby 2", "4 is divisibleby '2'", "takes no str"), ("'%d' % 1", "'%y' % 1", "character 'y'"),
     ("'%r' % 1", "'%r' % range", "a value of type partial"), ("'%5d' % 1", "'%*d' % (5, 1)", "'*' is left out"),
+    ("'%(a)s' % {'a': 1}", "'%(a(b))s' % {'a(b)': 1}", r"'\(' is left out"), ("'%s' % none", "'%y' % none", "none such"),
     ("[1][0]", "[1][(1,)].x", "item of type tuple"),
     ("namespace(x=1).x", "namespace(a=1).x.y", "has no attribute 'x'"),
     ("2.5|round(1, 'ceil')", "'a'|round(8, 'ceil')", "round: a number"),

@@ -174,8 +174,8 @@ def percent(template: str, values: Any) -> str:
 
 
 def _percent_field(flags: str, width: str, precision: str | None, kind: str, value: Any) -> str:
-    if kind == "*":
-        raise ChatTemplateError("a width or precision of '*' is left out of chat templates")
+    if kind not in "diouxXeEfFgGcrsa":
+        raise ChatTemplateError(f"the format character {kind!r} is left out of chat templates, or there is none such")
     if kind in "sra":
         made = _converted(value, kind)
         if precision is not None:
