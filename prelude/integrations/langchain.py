@@ -103,12 +103,12 @@ def _openai_form(message: BaseMessage, path: Any) -> list[dict[str, Any]]:
     first = found[0]
     if isinstance(message.content, str):
         first["content"] = message.content
-    called = {call["id"] for call in first.get("tool_calls", ())}
+    called = [call["id"] for call in first.get("tool_calls", ())]
     if isinstance(first["content"], list):  # some content holds the calls too
         first["content"] = [
             part
             for part in first["content"]
-            if part["type"] not in _CALLS or part.get("call_id", part.get("id")) not in called
+            if part.get("type") not in _CALLS or part.get("call_id", part.get("id")) not in called
         ]
     if "function_call" in message.additional_kwargs:
         first["function_call"] = message.additional_kwargs["function_call"]

@@ -369,6 +369,14 @@ def test_a_call_of_langchain_that_is_in_the_content_too_is_shown_once(entrances:
     assert shown[0] == shown[1] and shown[0].count("look") == 1
 
 
+@pytest.mark.parametrize("calls", [[], [{"name": "look", "args": {}, "id": "1"}]])
+@pytest.mark.parametrize("part", [{"cachePoint": {}}, {"type": "tool_call", "id": []}])
+def test_content_of_langchain_that_is_no_text_is_refused_as_such(entrances: Entrances, calls: Any, part: Any) -> None:
+    message = pytest.importorskip("langchain_core.messages").AIMessage
+    with pytest.raises(InvalidRequest, match="only text is taken"):
+        entrances.langchain([message([part], tool_calls=calls)])
+
+
 def test_langchain_names_the_message_that_it_cannot_read(entrances: Entrances) -> None:
     messages = pytest.importorskip("langchain_core.messages")
     broken = messages.AIMessage("", invalid_tool_calls=[{"name": "f", "args": "{", "id": "1", "error": "no JSON"}])
