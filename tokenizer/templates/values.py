@@ -207,9 +207,9 @@ def added(*values: Any) -> Any:
     for value in values[1:]:
         if isinstance(result, str) and isinstance(value, str):
             result = concatenated((result, value))
-        elif isinstance(result, (list, tuple)):
+        elif isinstance(result, (list, tuple)) and isinstance(value, (list, tuple, Undefined)):
             ACTIVE.get().take_items(len(result) + len(value))
-            result = result + value
+            result = result + value  # type: ignore[operator]
         else:
             result = _calculated("+", result, value)
     return result
@@ -222,7 +222,8 @@ def chained(*values: Any) -> str:
 
 def _calculated(name: str, left: Any, right: Any) -> Any:
     """Compute an operation on two numbers."""
-    if not isinstance(left, (int, float, Undefined)):
+    known = isinstance(left, (int, float)) and isinstance(right, (int, float, Undefined))
+    if not known and not isinstance(left, Undefined):
         raise TypeError(f"unsupported operand types for {name}: {type(left).__name__} and {type(right).__name__}")
     ACTIVE.get().take(32)
     if isinstance(left, int) and isinstance(right, int):
