@@ -387,3 +387,7 @@ def test_jinja2_missing_or_old_is_said(tmp_path: Path, module: str, says: str) -
 
 def test_an_undefined_setting_stays_so_where_it_is_not_truncated() -> None:
     assert render("{{ dict([[(nothing | truncate(9, true)), 1]]) }}") == "{Undefined: 1}"  # jinja2's own text
+
+
+def test_a_call_drops_the_keywords_that_jinja2_drops() -> None:
+    assert render("{{ dict(_loop_vars=1, _block_vars=2, a=3) }}") == "{'a': 3}"

@@ -100,6 +100,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         rendering.work -= CALL
         rendering.take(OBJECT)
         kwargs.pop("_loop_vars", None)  # jinja's own, for functions that take a context
+        kwargs.pop("_block_vars", None)
         if isinstance(__obj, (partial, Macro, LoopContext, Joiner, Undefined)):
             return __obj(*args, **kwargs)
         kind = type(__obj).__name__
