@@ -127,6 +127,7 @@ def source(name: str) -> str:
         *(f"{package} built for {sets}" for package, sets in builds.items()),
         *(f"text {text}: {what}" for text, what in facts.get("texts", {}).items()),
         *(f"{name} set" for name in facts.get("environment", [])),
+        "correctness not shown" if facts.get("correctness") == [] else "",
     ]
     return " ".join(filter(None, (f"{'; '.join(filter(None, parts))}.", stale_word(name))))
 

@@ -26,7 +26,7 @@ EDITS = [("1,200 ms,", "1,100 ms,"), ("commit abc1234+", "commit abc1235"), ("0.
 def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with one result file and one page; ``tables`` reads them in the place of the project's."""
     (tmp_path / "one.json").write_text(
-        json.dumps({"command": "python -m bench engine", "rows": ROWS, "facts": FACTS}),
+        json.dumps({"command": "python -m bench engine", "rows": ROWS, "facts": FACTS | {"correctness": []}}),
         encoding="utf-8",
     )
     page = tmp_path / "page.md"
@@ -54,7 +54,7 @@ def test_a_table_is_that_of_its_file(pages: Path, monkeypatch: pytest.MonkeyPatc
     text = pages.read_text(encoding="utf-8")
     assert "| prelude | 1,200 ms, aim <= 1200.4 |  |" in text
     assert "| other / prelude | 1.25x [1 .. 1.5], aim >= 2, not met (one way) | 0.5x |" in text
-    told = "commit abc1234+; A, 2 cores, 1 threads; kernels avx2; peer 1.2.3. **Stale**: a commit that is not in the"
+    told = "commit abc1234+; A, 2 cores, 1 threads; kernels avx2; peer 1.2.3; correctness not shown. **Stale**: a"
     assert f"`python -m bench engine`; `one.json`; {told}" in text
     assert "| 1.25x [1 .. 1.5], 1,200 ms | A, 2 cores, 1 threads | `one.json` **Stale**" in text
     assert text.startswith("before\n") and text.endswith("behind\n") and "\nbetween\n" in text
