@@ -1,17 +1,17 @@
-"""The memory of a prompt's token, by form of the forward pass, and the longest prompt that follows.
+"""The memory of a prompt's token, by form of the forward pass.
 
-    python -m bench memory [--shapes 0.6B 4B] [--memory GIB] [--json FILE] [--plot FILE]
+    python -m bench memory [--shapes 0.6B 4B] [--json FILE] [--plot FILE]
     python -m bench memory --times 8192 16384 [--pairs 5] [--json FILE]
 
-    transformers   its forward without a cache, the states of the last layer
-    full KV        ours, layers over all tokens at once, keys and values of every layer kept
-    whole layers   the same, nothing kept
-    hybrid         ours as it is: chunks of 256 tokens into memory made once, queries of one run of them; nothing kept
+    transformers                its forward without a cache, the states of the last layer
+    Prelude, full KV, float32   layers over all tokens at once, keys and values of every layer kept
+    whole layers                the same, nothing kept
+    hybrid                      Prelude as it is: chunks of 256 tokens into memory made once, queries of one run;
+                                nothing kept
 
 Random float32 weights of the real widths in three layers. The peak is the process's own, at 1,024 and 2,048 tokens;
-bytes of a token are the difference. Keys and values of the other layers are added by their size. The longest prompt
-is computed from them. Answers are compared
-first: the three forms of ours are equal to the bit, transformers' to 1e-4.
+bytes of a token are the difference. Keys and values of the other layers are added by their size. Answers are compared
+first: Prelude's three forms are equal to the bit, transformers' to 1e-4.
 
 ``--times``: instead, the time of hybrid prompts of so many tokens beside whole layers, in turns, in the default mode,
 at the first shape.
@@ -40,7 +40,8 @@ SHAPES: dict[str, dict[str, int]] = {
     "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "layers": 28},
     "4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_attention_heads": 32, "layers": 36},
 }
-FORMS = (("full KV", 1 << 30, "always"), ("whole layers", 1 << 30, "never"), ("hybrid", 256, "never"))
+FULL_KV = "Prelude, full KV, float32"
+FORMS = ((FULL_KV, 1 << 30, "always"), ("whole layers", 1 << 30, "never"), ("hybrid", 256, "never"))
 AIMS = {"0.6B": 2.0, "4B": 3.5}
 AIM_KV = 8.0
 AIM_TIME = 1.05
@@ -80,7 +81,7 @@ def bytes_of_a_token(run: Any) -> float:
     return (peaks[LONG] - peaks[SHORT]) / (LONG - SHORT)
 
 
-def measure(report: Report, name: str, memory: int) -> None:
+def measure(report: Report, name: str) -> None:
     shape = SHAPES[name]
     layers = shape["layers"]
     kv_layer = 2 * 8 * 128 * 4
@@ -88,7 +89,6 @@ def measure(report: Report, name: str, memory: int) -> None:
     prompts = {n: draw.integers(8, 4000, n).tolist() for n in (64, SHORT, LONG)}
     with tempfile.TemporaryDirectory() as folder:
         theirs = checkpoint(Path(folder), shape)
-        weights = sum(p.numel() * 4 for p in theirs.layers[0].parameters()) * layers
         vectors: dict[str, Any] = {}
         costs: dict[str, float] = {}
 
@@ -115,11 +115,7 @@ def measure(report: Report, name: str, memory: int) -> None:
         raise SystemExit("transformers' vectors differ")
     for form, cost in costs.items():
         report.add(f"{name}, {form}", "bytes of a token", (cost / 1024,) * 3, "KiB")
-        longest = max(0, memory - weights) / cost / 1000
-        report.add(
-            f"{name}, {form}", f"computed: longest prompt in {memory >> 30} GiB", (longest,) * 3, "thousand tokens"
-        )
-    for form, aim in (("whole layers", AIMS[name]), ("full KV", AIM_KV), ("transformers", 0.0)):
+    for form, aim in (("whole layers", AIMS[name]), (FULL_KV, AIM_KV), ("transformers", 0.0)):
         more = costs[form] / costs["hybrid"]
         report.add(name, f"{form} over hybrid, bytes of a token", (more,) * 3, "x", f">= {aim:g}" if aim else "")
 
@@ -160,7 +156,6 @@ def times(report: Report, name: str, lengths: list[int], pairs: int) -> None:
 def main() -> None:
     parser = options_parser(__doc__)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument("--memory", type=int, default=24, help="GiB that the longest prompts are reckoned for")
     parser.add_argument("--times", type=int, nargs="+", default=[], metavar="TOKENS", help="lengths that are timed")
     parser.add_argument("--pairs", type=int, default=5)
     add_outputs(parser)
@@ -169,9 +164,9 @@ def main() -> None:
         report = Report("Time of hybrid prefilling beside whole layers", facts=machine_facts())
         times(report, options.shapes[0], options.times, options.pairs)
         return report.finish(options)
-    report = Report("Bytes of a prompt's token, and the longest prompt", facts=machine_facts())
+    report = Report("Bytes of a prompt's token", facts=machine_facts())
     for name in options.shapes:
-        measure(report, name, options.memory << 30)
+        measure(report, name)
     report.finish(options)
 
 
