@@ -38,7 +38,7 @@ WRITTEN = "written"
 """The folder of an sdist with Cython's output and ``SUMS``; a checkout has none."""
 SUMS = "SHA256SUMS"
 GLUE_LEVEL = "-O1"
-"""The optimisation of Cython's output, which is mostly calls: compiling takes half of the time, and little speed."""
+"""The optimisation of Cython's output, which is mostly calls: compiling takes less time, and little speed is lost."""
 JOINED = {
     "build/joined/planning.cpp": [
         "_native/core/host_blocks.cpp",
@@ -72,13 +72,13 @@ caller drops the same reference again where the list found no memory. With ``FRE
 then. Other versions of Cython have no such function."""
 LEVELS = {
     "build/joined/loading.cpp": ["-O1"],
-    # The way of a short text, a third of whose instructions are here.
+    # The way of a short text.
     f"{GLUE}/tokenizer/_core.cpp": ["-O2"],
     f"{WRITTEN}/tokenizer/_core.cpp": ["-O2"],
 }
 """How single sources are compiled; the others are compiled at -O3, or at ``GLUE_LEVEL``."""
 if platform.machine().lower() in ("x86_64", "amd64"):
-    # Its vectors are written out there; looking for others in the same loops is half of the time it takes to compile.
+    # Its vectors are written out there; looking for others in the same loops takes long.
     # A compiler gets those of them that it knows: the names are gcc's.
     LEVELS["_native/cpu/kernels.cpp"] = [
         "-O3", "-fno-tree-loop-vectorize", "-fno-unswitch-loops", "-fno-split-loops", "-fno-ipa-cp-clone"

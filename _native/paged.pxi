@@ -39,8 +39,8 @@ cdef extern from "prelude/cpu/paged_attention.hpp" namespace "prelude::cpu" nogi
     void attend_paged(const Kernels&, const PagedArgs&, float* room, int threads)
 
 
-# Products of a float32 key and a query that this machine takes 10 us for, roughly: the measure of when to let go of
-# the GIL (see kReleaseGilNs), and the work that is worth waking another thread.
+# Products of a float32 key and a query that take about as long as kReleaseGilNs: the measure of when to let go of the
+# GIL (see kReleaseGilNs), and the work that is worth waking another thread.
 DEF SHORT_CALL = 100_000
 
 

@@ -266,7 +266,7 @@ cdef class FreshEncoding:
         self.columns = columns
 
 
-# Not a class of Python's own: objects of those take 265 instructions more.
+# Not a class of Python's own: objects of those take more instructions.
 cdef class Encoding(FreshEncoding, EncodingMethods):
     def __getattribute__(self, name):
         # Nothing can take the place of these in a class that is not Python's own: looking them up would only take

@@ -30,8 +30,8 @@ cdef string_view view_of(object text) except *:
 
 
 cdef string_view view_during(object text, CallIds& call) except *:
-    """The same, while the call lives: the UTF-8 of a long str is made in a tenth of the time, and not kept by it. That
-    of a very long one is left to it."""
+    """The same, while the call lives: the UTF-8 of a long str is made in less time than by it, and not kept by it.
+    That of a very long one is left to it."""
     cdef string_view view
     cdef Py_ssize_t n
     if PyUnicode_CheckExact(text):

@@ -52,7 +52,7 @@ def _in_thread(call: Any) -> Any:
 
     @functools.wraps(call)
     async def run(self: Tokenizer, *args: Any, **kwargs: Any) -> Any:
-        from asyncio import to_thread  # a tenth of an engine's import, which is for this alone
+        from asyncio import to_thread  # slow to import, and for this alone
 
         return await to_thread(getattr(self, call.__name__), *args, **kwargs)
 

@@ -1,8 +1,8 @@
 """Held-out calibration error before and after fitting on 200 labels: python -m bench calibration [--json FILE]
 
 Two models answer "Which language is it?" about the first characters of the packaged model's evaluation sentences,
-with the rubric and the template that it was trained with. Whole sentences leave nothing to calibrate (98.9 % are
-right, at a mean confidence of 99.5 %); the model was not trained on fragments of twelve characters.
+with the rubric and the template that it was trained with. Whole sentences leave little to calibrate: nearly all are
+right; the model was not trained on fragments of twelve characters.
 
     packaged       the packaged model as it is
     overconfident  a copy whose final norm is multiplied by 4, and so every logit

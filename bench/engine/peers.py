@@ -5,7 +5,7 @@ row a text. Several texts are fed one by one, in twos, fours and eights sorted b
 a decoder one by one, in fours and all at once.
 
 llama.cpp is the package ``xllamacpp``. Its wheel is built for AVX2; for the processor at hand build its source
-package, which has llama.cpp in it (cmake, a C++ compiler and a quarter of an hour):
+package, which has llama.cpp in it (cmake and a C++ compiler):
 
     CMAKE_ARGS="-DLLAMA_LLGUIDANCE=OFF -DLLAMA_BUILD_BORINGSSL=OFF" pip install --no-binary xllamacpp xllamacpp
 

@@ -7,8 +7,7 @@ Every step is answered with a constant. CPU time of this thread, microseconds a 
 The pool holds two batches and is full before the clock starts, so blocks are evicted all the time. ``tasks`` await
 ``run`` in an event loop, 64 at the same time or one alone; the engine thread's own time is counted.
 
-The aims, 36 us in a batch and 70 alone, are for the processor on which commit 27877b4b took 6.7 and 20.6 us; on
-another one run that commit in turns with this one: 5.4 and 3.4 times its time.
+The aims, 36 us in a batch and 70 alone, were set for one processor; another one has others.
 
 ``--files`` prints the Python files that a warm ``AsyncEngine.decide`` of the packaged model enters in all threads,
 their functions, and the lines that call native code. Such a line has a call whose name, resolved in the running

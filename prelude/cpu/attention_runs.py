@@ -115,8 +115,8 @@ Starts = I32
 
 class RunsPlan:
     """The attention of a step in layers of one kind. ``rows`` are the sorted tokens whose outputs are wanted, None
-    for all. ``paged``: decode rows read their block tables themselves, which is planned in no time and twice as fast,
-    with other bits than the rows of a prompt. ``sections``: where the sections of the queries begin, and the last
+    for all. ``paged``: decode rows read their block tables themselves, which needs no planning and is faster, with
+    other bits than the rows of a prompt. ``sections``: where the sections of the queries begin, and the last
     one's end; ``run`` computes one of them at a time."""
 
     def __init__(

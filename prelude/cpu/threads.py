@@ -15,7 +15,7 @@ from Linux (``/proc/self/task/ID/schedstat``, which counts it):
 Waiting with fewer than all threads leaves ``pause`` as it is: it says nothing of whether all would run.
 
 After a pause the system may wake two threads of a step on one processor, though another one is idle, and move one of
-them some milliseconds later (8 to 22 were measured). So a step after a long pause wakes its other threads while they
+them some milliseconds later. So a step after a long pause wakes its other threads while they
 may not run on its own processor (``places.hpp``). A moment that happens all the same is no other process: hence
 ``_SURE`` windows, one after the other.
 

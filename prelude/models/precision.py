@@ -77,8 +77,7 @@ def _of_converted(made: Converted, dtype: str, quantization: Quantization | None
 
 
 def require_vectors() -> None:
-    """Raise ``DeviceUnavailable`` if products take a hundred times as long: ``PRELUDE_CPU_KERNELS=portable`` asks
-    for that."""
+    """Raise ``DeviceUnavailable`` if products have no vectors, which ``PRELUDE_CPU_KERNELS=portable`` may ask for."""
     if cpu.PACKED_KERNELS["float32"] == "portable" and os.environ.get("PRELUDE_CPU_KERNELS") != "portable":
         raise DeviceUnavailable(
             "models on a CPU need AVX2, FMA and F16C, or NEON, which this processor has not: take an x86 processor "

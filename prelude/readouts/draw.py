@@ -145,7 +145,7 @@ def _keep_top_p(weights: F64, logits: Logits, p: float) -> F64:
     wanted = p * weights.sum()
     count, kept = 256, np.zeros_like(weights)
     while True:
-        # Sorting a whole vocabulary takes ten times as long as all the rest; the best few usually suffice.
+        # Sorting a whole vocabulary takes longer than all the rest; the best few usually suffice.
         above = -np.inf if count >= len(logits) else np.partition(logits, len(logits) - count)[len(logits) - count]
         some = np.flatnonzero((logits > above) & (weights > 0))
         order = some[np.argsort(-logits[some], kind="stable")]

@@ -4,7 +4,7 @@
 //   content       c0           c1           c2          independent of each other: they overlap in the CPU
 //   chain     s → h0 ────────▶ h1 ────────▶ h2          h(i) = mix(h(i-1), c(i)): one multiplication deep
 //
-// h(i) names the whole prefix up to block i under the salt s. It is a multiply-and-fold, about 5 ns a block, and only
+// h(i) names the whole prefix up to block i under the salt s. It is a multiply-and-fold, and only
 // a filter: its callers compare tokens. It is seeded per trie, so that equal prompts hash differently in every
 // process.
 #pragma once

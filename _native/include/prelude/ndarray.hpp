@@ -1,6 +1,5 @@
 // numpy's arrays without numpy's headers: the wrappers read arrays and make them. Building then
-// needs no numpy, which took as long to install as a third of our own compiling, and a wheel serves every numpy
-// from 1.26.
+// needs no numpy, and a wheel serves every numpy from 1.26.
 //
 //   memory    the fields of an array up to its flags, and of a dtype up to its number, are the same in numpy 1 and 2
 //             (NPY_NO_DEPRECATED_API hides them, nothing else)

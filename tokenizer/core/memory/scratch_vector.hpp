@@ -1,6 +1,6 @@
 // Vectors of trivial things for one call's intermediate results. From 1 MB on they lie on huge pages where the
 // system gives them for the asking: the memory of a long text is given back after its call, so that the next one
-// touches fresh memory, and the system clears 2 MB at once in a tenth of the time of 512 pages.
+// touches fresh memory, and the system clears 2 MB at once in less time than 512 pages.
 //
 //   ownership   memory of that size is mapped for one vector, and unmapped with it, independently of the heap
 //   invariants  resize() does not clear new elements: they are written before they are read

@@ -159,7 +159,7 @@ struct OpenedBits {
 };
 
 // R rows of `of_row` words at `x`, one behind the other, by P halves of groups, whose first lanes are `lanes`.
-// `lines` from `soon` on are fetched. Not inlined: a twentieth of the time, since fewer sums stay in registers.
+// `lines` from `soon` on are fetched. Not inlined: else fewer sums stay in registers.
 template <class Dot, class Bits, int R, int P>
 [[gnu::noinline]] inline void sum_integers(const uint32_t* const* groups, const int* lanes, const uint32_t* x,
                                            int64_t of_row, const char* soon, int64_t lines,

@@ -35,7 +35,7 @@ constexpr bool kPairSums = false;
 constexpr int kFloatRows = 12, kFloatWide = 2, kFloatWords = 192, kFloatSteps = 1;
 
 // Seven rows by 32 outputs: 14 sums of a block, as many of the blocks before it and two weights fit in the 32
-// registers. Twelve rows, with half of the sums in memory, reach 0.85 of it.
+// registers. Twelve rows, with half of the sums in memory, are slower.
 struct Int8Dot {
   static constexpr Packing kPacking = Packing::int8;
   static constexpr int kRows = 7, kWide = 2;
@@ -48,7 +48,7 @@ struct Int8Dot {
   static Weight as_they_are(const uint32_t* words) { return _mm512_loadu_si512(words); }
   static Weight weight(const uint32_t* words) { return as_they_are(words); }
   static Input input(const uint32_t& word) { return &word; }
-  // The intrinsic of GCC 12 copies the sums on their way and runs out of registers: half the speed. The instruction
+  // The intrinsic of GCC 12 copies the sums on their way and runs out of registers. The instruction
   // spreads the word itself: one fewer of each three.
   static void step(Sums& sums, Weight weight, Input input) {
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(weight), "m"(*input));

@@ -2,7 +2,7 @@
 //
 // Linux may wake a thread on the processor of its waker though another one is idle. In a virtual machine it does so
 // often: a processor that sleeps there looks to the scheduler like one that its host has taken away. The two threads
-// then take turns for some milliseconds (8 to 22 were measured), until one is moved. A thread that may not run on
+// then take turns for some milliseconds, until one is moved. A thread that may not run on
 // that processor is woken on another one.
 //
 //     keep_off()            a thread may run on  {0, 1, 2, 3}  ->  {0, 1, 3}    where the caller runs on 2

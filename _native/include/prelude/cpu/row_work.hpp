@@ -15,7 +15,7 @@ namespace prelude::cpu {
 // A thread takes at least so many values: waking the others costs about as much as their work.
 inline constexpr int64_t kPieceValues = 12'288;
 
-// A value of these kernels takes about a quarter of a nanosecond.
+// A value of these kernels takes about a quarter of a nanosecond: an estimate.
 constexpr bool worth_releasing_gil(int64_t values) { return values / 4 > kReleaseGilNs; }
 
 // kernel(args, first, last, room) over `rows` rows of `values` each. False: no memory for rows of bfloat16.

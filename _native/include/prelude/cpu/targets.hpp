@@ -49,8 +49,8 @@ int64_t count_not_finite(const Bits* values, int64_t count, Bits exponent) {
 const Kernels* kernels_named(const char* name);
 
 // The fastest kernels that this machine has, or those that PRELUDE_CPU_KERNELS names. AMD's 512-bit vectors are two
-// halves on Zen 4, where the 256-bit kernels attend 1.1 to 1.25 times as fast and the wider ones norm and
-// activate 1.15 to 1.57 times as fast (measured): AMD's processors take both. Elsewhere the wider ones are taken.
+// halves on Zen 4, where the 256-bit kernels attend faster and the wider ones norm and activate faster: AMD's
+// processors take both. Elsewhere the wider ones are taken.
 const Kernels& best_kernels();
 
 inline void widen(const uint16_t* from, int64_t count, float* to) { best_kernels().widen(from, count, to); }
