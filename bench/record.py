@@ -69,6 +69,8 @@ def _cpu_info(key: str) -> str:
 def machine_facts(extra: Sequence[tuple[str, Any]] = ()) -> dict[str, Any]:
     """Hardware and versions of a run, without names of hosts or paths."""
     model = _cpu_info("model name") or platform.processor() or platform.machine()
+    if family := _cpu_info("cpu family"):
+        model += f" (family {family}, model {_cpu_info('model	')})"
     return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version(), **dict(extra)}
 
 

@@ -1,15 +1,17 @@
 """Products of the CPU executor on the shapes of real models: torch's in float32 and bfloat16, and packed ones.
 
 One thread and processor time. The answers are compared first. A row's value is the median over repeats, the variants
-in turn. The floor of each type, the rate of its vector instruction (``_native/bench/peaks.cpp``), is measured first,
-where there is a C++ compiler; a row's note says how much of it the product reaches.
+in turn. Copies of a weight take turns, so that each comes from memory. Weights of torch are not packed. The floor of
+each type, the rate of its vector instruction (``_native/bench/peaks.cpp``), is measured first, if there is a C++
+compiler; a row's note says how much of it the product reaches.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import cycle
 
 import torch
 from prelude._native import cpu
@@ -33,20 +35,29 @@ SHAPES = {
 ROWS = (1, 16, 81, 256, 512)
 LEAST_WORK = 2e8
 """Operations of one measurement."""
+COLD = 128 << 20
+"""Bytes of a weight's copies, at least: more than the caches hold."""
 
 
 def variants(x: Tensor, weight: Tensor) -> dict[str, Callable[[], Tensor]]:
-    half, half_weight = x.to(torch.bfloat16), weight.to(torch.bfloat16)
-    found: dict[str, Callable[[], Tensor]] = {
-        "torch float32": lambda: torch.mm(x, weight.t()),
-        "torch bfloat16": lambda: torch.mm(half, half_weight.t()),
+    half, count = x.to(torch.bfloat16), COLD // (4 * weight.numel()) + 1
+    found: dict[str, list[Callable[[], Tensor]]] = {
+        "torch float32": [partial(torch.mm, x, weight.clone().t()) for _ in range(count)],
+        "torch bfloat16": [partial(torch.mm, half, weight.to(torch.bfloat16).t()) for _ in range(2 * count)],
     }
     packings: tuple[Packing, ...] = ("float32", "widened", "bfloat16", "int8")
     for packing in packings:
         if packing in cpu.PACKED_KERNELS:
             kept = narrow(weight.numpy()) if KEPT.get(packing) == "bfloat16" else weight.numpy()
-            found[f"packed {packing}"] = partial(_tensor, PackedLinear(kept, None, packing), x.numpy())
-    return found
+            copies = count * (1 if packing == "float32" else 4 if packing == "int8" else 2)
+            found[f"packed {packing}"] = [
+                partial(_tensor, PackedLinear(kept, None, packing), x.numpy()) for _ in range(copies)
+            ]
+    return {name: partial(_next, cycle(runs)) for name, runs in found.items()}
+
+
+def _next(runs: Iterator[Callable[[], Tensor]]) -> Tensor:
+    return next(runs)()
 
 
 def _tensor(linear: PackedLinear, x: F32) -> Tensor:

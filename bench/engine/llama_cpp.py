@@ -7,6 +7,7 @@ goes over a socket.
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,25 @@ def write_gguf(source: Path, path: Path, kind: str) -> Path:
     from tests.engine.test_gguf import add_tokenizer
     from tests.gguf_files import write_model
 
-    vocab = json.loads((source / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    chosen = partial(_mixed, config["num_hidden_layers"]) if kind == "Q4_K_M" else kind
     part = path.with_suffix(".part")
-    write_model(source, part, _mixed if kind == "Q4_K_M" else kind, lambda writer: add_tokenizer(writer, vocab))
+    write_model(source, part, chosen, lambda writer: add_tokenizer(writer, config["vocab_size"]))
     return part.rename(path)
 
 
-def _mixed(name: str) -> str:
-    """llama.cpp's choice for Q4_K_M, of every layer what it has of half of them."""
-    return "Q6_K" if any(part in name for part in ("attn_v", "ffn_down", "token_embd")) else "Q4_K"
+def _mixed(layers: int, name: str) -> str:
+    """llama.cpp's choice for Q4_K_M: Q6_K for the embedding, and for values and ``ffn_down`` of half the layers
+    (``use_more_bits`` in its ``llama-quant.cpp``)."""
+    if "attn_v" not in name and "ffn_down" not in name:
+        return "Q6_K" if "token_embd" in name else "Q4_K"
+    layer = int(name.split(".")[1])
+    more = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+    return "Q6_K" if more else "Q4_K"
 
 
 def system_info() -> str:
-    """llama.cpp's own list of the instruction sets that it was built for."""
+    """llama.cpp's own list of the instruction sets and backends that it was built for."""
     import xllamacpp
 
     return str(xllamacpp.get_system_info())
@@ -40,9 +47,18 @@ def system_info() -> str:
 
 class LlamaCpp:
     """A model of llama.cpp. ``sequences``: prompts that it computes at once. ``exact``: keys and values of float32,
-    else its default of float16. ``flash``: its own attention, else plain products."""
+    else its default of float16. ``flash``: its own attention, else plain products. ``unified``: the sequences share
+    one cache."""
 
-    def __init__(self, path: Path, threads: int, sequences: int = 1, exact: bool = False, flash: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        threads: int,
+        sequences: int = 1,
+        exact: bool = False,
+        flash: bool = True,
+        unified: bool = False,
+    ) -> None:
         import xllamacpp
 
         wanted = xllamacpp.CommonParams()
@@ -52,6 +68,7 @@ class LlamaCpp:
         wanted.n_batch = wanted.n_ubatch = 512 if sequences == 1 else 2048
         wanted.cpuparams.n_threads = wanted.cpuparams_batch.n_threads = threads
         wanted.warmup = False
+        wanted.kv_unified = unified
         kinds = xllamacpp.llama_flash_attn_type
         on, off = kinds.LLAMA_FLASH_ATTN_TYPE_ENABLED, kinds.LLAMA_FLASH_ATTN_TYPE_DISABLED
         wanted.flash_attn_type = on if flash and not exact else off

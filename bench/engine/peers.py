@@ -5,7 +5,7 @@ row a text. Several texts are fed one by one, in twos, fours and eights sorted b
 a decoder one by one, in fours and all at once.
 
 llama.cpp is the package ``xllamacpp``. Its wheel is built for AVX2; for the processor at hand build its source
-package, which has llama.cpp in it (cmake and a C++ compiler):
+package, which has llama.cpp in it (cmake and a C++ compiler). No BLAS is in it:
 
     CMAKE_ARGS="-DLLAMA_LLGUIDANCE=OFF -DLLAMA_BUILD_BORINGSSL=OFF" pip install --no-binary xllamacpp xllamacpp
 
@@ -29,10 +29,12 @@ from bench.engine import llama_cpp
 from prelude import Embed, Engine, EngineConfig, Generate, SamplingParams
 
 Way = Callable[[list[list[int]]], np.ndarray]
-"""Token ids of texts to a row a text: of an encoder the mean of the last hidden states at length 1, of a decoder the
-logprob of the likeliest next token."""
-Said = Callable[[list[list[int]], int], np.ndarray]
-"""The same of a decoder; of more tokens than one, how many were said behind all prompts, without logprobs."""
+"""An encoder's: token ids of texts to the mean of each one's last hidden states, at length 1."""
+Likeliest = list[dict[int, float]]
+"""For each prompt so many next tokens, the likeliest first, with their logprobs."""
+Said = Callable[[list[list[int]], int, int], Any]
+"""A decoder's: prompts, tokens to say and how many are told, to ``Likeliest`` of one token. Of more tokens it is how
+many were said behind all prompts, without logprobs."""
 OURS = {
     "prelude auto": ("auto", None),
     "prelude float32": ("float32", None),
@@ -49,21 +51,23 @@ def installed(*names: str) -> bool:
 # ------------------------------------------------------------------ how several texts are fed
 
 
-def in_batches(run: Way, size: int) -> Way:
+def in_batches(run: Callable[..., Any], size: int) -> Callable[..., Any]:
     """By length, in batches, as sentence-transformers does it."""
 
-    def way(texts: list[list[int]]) -> np.ndarray:
+    def way(texts: list[list[int]], *more: int) -> Any:
         order = sorted(range(len(texts)), key=lambda at: -len(texts[at]))
         parts = [order[at : at + size] for at in range(0, len(order), size)]
-        made = np.concatenate([run([texts[at] for at in part]) for part in parts])
-        found = np.empty_like(made)
-        found[order] = made
-        return found
+        made = [run([texts[at] for at in part], *more) for part in parts]
+        if not isinstance(made[0], (np.ndarray, list)):
+            return sum(made)
+        rows = dict(zip(order, (row for part in made for row in part)))
+        found = [rows[at] for at in range(len(texts))]
+        return np.stack(found) if isinstance(made[0], np.ndarray) else found
 
     return way
 
 
-def fed(variants: dict[str, Way], count: int, together: Sequence[int]) -> dict[str, Way]:
+def fed(variants: dict[str, Any], count: int, together: Sequence[int]) -> dict[str, Any]:
     """Each variant in each way of feeding it so many texts; ``together``: how many of them, sorted, at once."""
     if count == 1:
         return {f"{name}, alone": run for name, run in variants.items()}
@@ -84,7 +88,8 @@ def padded(ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pooled(states: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    means = (states * mask[..., None]).sum(axis=1) / mask.sum(axis=1, keepdims=True)
+    weights = mask.astype(np.float32)[..., None]
+    means = (states * weights).sum(axis=1) / weights.sum(axis=1)
     vectors: np.ndarray = means / np.linalg.norm(means, axis=1, keepdims=True)
     return vectors
 
@@ -238,13 +243,13 @@ def encoder_peers(path: Path, threads: int) -> Iterator[tuple[str, Callable[[], 
 
 
 def our_decoder(engine: Engine) -> Said:
-    def say(prompts: list[list[int]], tokens: int) -> np.ndarray:
-        logprobs = 1 if tokens == 1 else None
+    def say(prompts: list[list[int]], tokens: int, count: int) -> Any:
+        logprobs = count if tokens == 1 else None
         params = SamplingParams(max_tokens=tokens, temperature=0.0, logprobs=logprobs, ignore_eos=True)
         found = engine.run_many([Generate(ids, params) for ids in prompts])
         if tokens > 1:
-            return np.array([len(one.token_ids) for one in found])
-        return np.array([one.logprobs[0].logprob for one in found])
+            return sum(len(one.token_ids) for one in found)
+        return [dict(one.logprobs[0].top) for one in found]
 
     return say
 
@@ -257,7 +262,7 @@ def transformers_decoders(path: Path) -> dict[str, Said]:
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
 
     def said(cache: str) -> Said:
-        def say(prompts: list[list[int]], tokens: int) -> np.ndarray:
+        def say(prompts: list[list[int]], tokens: int, count: int) -> Any:
             ids, mask = map(torch.from_numpy, padded(prompts))
             with torch.inference_mode():
                 if tokens > 1:  # of one prompt, which has no padding
@@ -269,11 +274,11 @@ def transformers_decoders(path: Path) -> dict[str, Said]:
                         do_sample=False,
                         cache_implementation=cache,
                     )
-                    return np.array([made.shape[1] - ids.shape[1]])
+                    return made.shape[1] - ids.shape[1]
                 states = model.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
                 logits = model.lm_head(states[torch.arange(len(ids)), mask.sum(dim=1) - 1]).float()
-            best: np.ndarray = logits.log_softmax(dim=1).amax(dim=1).numpy()
-            return best
+                best = logits.log_softmax(dim=1).topk(count)
+            return [dict(zip(*row)) for row in zip(best.indices.tolist(), best.values.tolist())]
 
         return say
 
@@ -281,22 +286,24 @@ def transformers_decoders(path: Path) -> dict[str, Said]:
 
 
 def llama_decoders(file: Path, threads: int) -> dict[str, Said]:
-    """With and without its flash attention. A server for lone prompts and one for sixteen are made when used."""
+    """With and without its flash attention, and with it on one cache of all prompts. Servers for lone prompts and for
+    sixteen are made when used."""
 
-    def said(flash: bool) -> Said:
+    def said(**settings: bool) -> Said:
         servers: dict[int, llama_cpp.LlamaCpp] = {}
 
-        def say(prompts: list[list[int]], tokens: int) -> np.ndarray:
+        def say(prompts: list[list[int]], tokens: int, count: int) -> Any:
             at_once = 1 if len(prompts) == 1 else 16
             if at_once not in servers:
-                servers[at_once] = llama_cpp.LlamaCpp(file, threads, sequences=at_once, flash=flash)
+                servers[at_once] = llama_cpp.LlamaCpp(file, threads, sequences=at_once, **settings)
             if tokens > 1:
-                return np.array([servers[at_once].say(prompts, tokens)])
-            return np.array([best[0][1] for best in servers[at_once].top(prompts, 1)])
+                return servers[at_once].say(prompts, tokens)
+            return [dict(best) for best in servers[at_once].top(prompts, count)]
 
         return say
 
-    return {"flash attention": said(True), "plain attention": said(False)}
+    found = {"flash attention": said(flash=True), "plain attention": said(flash=False)}
+    return found | {"flash attention, one cache": said(flash=True, unified=True)}
 
 
 def gguf_files(path: Path, made: Path, chosen: Callable[[str], bool]) -> dict[str, Path]:
