@@ -41,6 +41,16 @@ class Times:
         """How many times as fast as ``base``, round by round."""
         return [b / s for b, s in zip(self.of[base], self.of[side])]
 
+    def best(self, ours: str) -> str:
+        """The fastest of the other sides that took part in each round."""
+        rounds = len(self.of[ours])
+        return min((side for side in self.of if side != ours and len(self.of[side]) == rounds), key=self.median)
+
+    def join(self, way: str, side: str) -> None:
+        """``way`` is no side any more: if it is faster than ``side``, its times are that side's."""
+        if way in self.of:
+            self.of[side] = min(self.of.pop(way), self.of.get(side, [float("inf")]), key=statistics.median)
+
 
 def blocks(
     runs: Mapping[str, Run], rounds: int, seconds: float = 0.004, warm: bool = True, rest: float = 0.0

@@ -24,10 +24,11 @@ from prelude.tokenizer import Tokenizer
 
 from bench.blocks import blocks, statement
 from bench.command_line import options_parser
-from bench.tokenizer.sides import HF, LOADERS, OURS, VARIANTS, Side, Sides
+from bench.tokenizer.sides import FAST, HF, LOADERS, OURS, VARIANTS, Side, Sides
 from bench.tokenizer.table import Table
 
 AGAIN = 3
+LEFT_OUT = (*VARIANTS, FAST, "tiktoken")  # other ways of a loaded side, and tiktoken, which reads no tokenizer.json
 
 
 def resident() -> float:
@@ -77,7 +78,7 @@ def in_process(name: str, path: Path, texts: list[Path], **environment: str) -> 
 
 
 def measured(table: Table, sides: Sides, texts: list[str], quick: bool) -> None:
-    path, count = sides.path, 2 if quick else 3
+    path, count = sides.path, 1 if quick else 3
     with tempfile.TemporaryDirectory() as folder:
         Tokenizer.from_file(path, cache=folder)
         names = {"read": Tokenizer.from_file, "path": path}
@@ -95,7 +96,7 @@ def measured(table: Table, sides: Sides, texts: list[str], quick: bool) -> None:
         found: dict[tuple[str, bool], list[dict[str, float]]] = {
             (name, kept): []
             for name in sides.loaded
-            if name not in VARIANTS
+            if name not in LEFT_OUT
             for kept in ((False, True) if name == OURS else (False,))
         }
         for at in range(count):

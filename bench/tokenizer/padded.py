@@ -1,27 +1,34 @@
 """Batches that are cut and padded, and one short text, as transformers calls a tokenizer.
 
-Each file's results are compared with HF's before they are timed. ``again``: the same texts at each call; ``never
-seen``: each round has other pieces of an English text, the same for both sides, which begin in turns.
+Each file's results are compared with HF's before they are timed; a peer that differs has no figure. ``again``: the
+same texts at each call; ``never seen``: each round has other pieces of an English text, the same for all sides, which
+begin in turns.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import io
 import sys
+import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import tokenizers
 from prelude.tokenizer import Tokenizer, fast_tokenizer
 
 from bench.blocks import Run, Times, blocks, statement
-from bench.tokenizer.sides import HF, OURS
+from bench.tokenizer.sides import FAST, HF, OURS, fastokens, here
 from bench.tokenizer.streams import Unequal, fresh
 from bench.tokenizer.table import Table
 from bench.tokenizer.texts import ENGLISH, cut, unseen
 
-ROWS, LENGTH, CHARACTERS = 32, 128, 680
+ROWS, LENGTH, CHARACTERS, LESS = 32, 128, 680, 7  # each text of a batch has some characters less than the one before
+TEXTS = f"{ROWS} texts of {CHARACTERS - LESS * (ROWS - 1)} to {CHARACTERS} characters cut at {LENGTH} tokens, padded"
 CALL = f"t(x, padding=True, truncation=True, max_length={LENGTH}, return_tensors='np')"
 BEHIND = 1_050_000  # characters from the end of the text that the pieces are of: the streamed table has the last
 BATCH = "[e.ids for e in t.encode_batch(x)]"
@@ -29,27 +36,51 @@ BATCH = "[e.ids for e in t.encode_batch(x)]"
 
 def padded(table: Table, files: Sequence[Path], text: str, rounds: int, seconds: float) -> None:
     prose = cut(ENGLISH, CHARACTERS + ROWS)
-    again = [prose[at : at + CHARACTERS - 7 * at] for at in range(ROWS)]
+    again = [prose[at : at + CHARACTERS - LESS * at] for at in range(ROWS)]
     for path in files:
-        name = path.resolve().parent.name
-        sides: dict[str, Any] = {HF: tokenizers.Tokenizer.from_file(str(path)), OURS: Tokenizer.from_file(path)}
-        for t in sides.values():
-            t.enable_truncation(LENGTH)
-            t.enable_padding()
-        row(table, name, f"encode_batch of {ROWS}, padded and cut, again", sides, BATCH, again, rounds, seconds, 15)
+        name, sides = path.resolve().parent.name, batched(path)
+        row(table, name, f"encode_batch, {TEXTS}, again", sides, BATCH, again, rounds, seconds, 15)
         sides = wrapped(path)
-        row(table, name, "AutoTokenizer(text), 50 characters, again", sides, "t(x)", prose[:50], rounds, seconds, 2)
-        load = f"AutoTokenizer({ROWS} texts, padding, truncation, np)"
+        short = "PreTrainedTokenizerFast(text), 50 characters, again"
+        row(table, name, short, sides, "t(x)", prose[:50], rounds, seconds, 2)
+        load = f"PreTrainedTokenizerFast, {TEXTS}, to arrays"
         row(table, name, f"{load}, again", sides, CALL, again, rounds, seconds, 12)
         never_seen(table, name, f"{load}, never seen", sides, text, rounds)
+
+
+def batched(path: Path) -> dict[str, Any]:
+    sides: dict[str, Any] = {HF: tokenizers.Tokenizer.from_file(str(path)), OURS: Tokenizer.from_file(path)}
+    sides |= here("fastokens", lambda: fastokens(path).tokenizer)
+    for t in sides.values():
+        t.enable_truncation(LENGTH)
+        t.enable_padding()
+    sides[FAST] = SimpleNamespace(encode_batch=sides[HF].encode_batch_fast)
+    if "fastokens" in sides:  # it leaves out special tokens by default
+        encode = partial(sides["fastokens"].encode_batch, add_special_tokens=True)
+        sides["fastokens"] = SimpleNamespace(encode_batch=encode)
+    return sides
 
 
 def wrapped(path: Path) -> dict[str, Any]:
     from transformers import PreTrainedTokenizerFast
 
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(path), model_max_length=LENGTH)
-    theirs.pad_token = theirs.convert_ids_to_tokens(0)
-    return {HF: theirs, OURS: fast_tokenizer(theirs)}
+    sides = {HF: theirs, **here("fastokens", partial(patched, theirs))}
+    for t in sides.values():  # after the loads: a folder would make the token an added one, which the file lacks
+        t.pad_token = theirs.convert_ids_to_tokens(0)
+    return sides | {OURS: fast_tokenizer(theirs)}
+
+
+def patched(theirs: Any) -> Any:
+    """The tokenizer that is loaded after ``fastokens.patch_transformers()``, which prints."""
+    package = importlib.import_module("fastokens")
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
+        theirs.save_pretrained(folder)
+        package.patch_transformers()
+        try:
+            return type(theirs).from_pretrained(folder)
+        finally:
+            package.unpatch_transformers()
 
 
 def row(
@@ -57,16 +88,20 @@ def row(
     least: float, names: dict[str, Any] | None = None,
 ) -> None:  # fmt: skip
     inputs = {**(names or {}), "x": given}
-    compared(f"{name}: {measure}", sides, code, inputs)
-    runs: dict[str, Run] = {side: statement(code, {"t": t} | inputs) for side, t in sides.items()}
-    times = blocks(runs, rounds, seconds)
-    table.row(name, f"{measure}, times HF", times.ratios(HF, OURS), least=least, note=note(times))
+    equal = exact(f"{name}: {measure}", sides, code, inputs)
+    runs: dict[str, Run] = {side: statement(code, {"t": t} | inputs) for side, t in equal.items()}
+    beside(table, name, measure, blocks(runs, rounds, seconds), least)
 
 
-def compared(what: str, sides: dict[str, Any], code: str, inputs: dict[str, Any]) -> None:
+def exact(what: str, sides: dict[str, Any], code: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The sides whose result is HF's; that ours is not is an error."""
     found = {side: plain(eval(code, {"t": t} | inputs)) for side, t in sides.items()}
     if found[HF] != found[OURS]:
         raise Unequal(what)
+    for side in found:
+        if found[side] != found[HF]:
+            print(f"  {what}: {side} differs from HF: no figure", file=sys.stderr)
+    return {side: t for side, t in sides.items() if found[side] == found[HF]}
 
 
 def never_seen(table: Table, name: str, measure: str, sides: dict[str, Any], text: str, rounds: int) -> None:
@@ -74,20 +109,25 @@ def never_seen(table: Table, name: str, measure: str, sides: dict[str, Any], tex
     rest = io.StringIO(unseen(text, BEHIND))
     taken: dict[str, list[float]] = {side: [] for side in sides}
     for at in range(rounds):
-        texts = [rest.read(CHARACTERS - 7 * row) for row in range(ROWS)]
+        texts = [rest.read(CHARACTERS - LESS * row) for row in range(ROWS)]
         if not texts[-1]:
             print(f"padded: the text en is too short for {measure}", file=sys.stderr)
             return
         for side in list(sides)[:: 1 - at % 2 * 2]:
             run = statement(CALL, {"t": sides[side], "x": [fresh(piece) for piece in texts]})
             taken[side].append(run(1))
-        compared(f"{name}: {measure}", sides, CALL, {"x": texts})
-    times = Times(taken)
-    table.row(name, measure, times.ratios(HF, OURS), least=6, note=note(times))
+        sides = exact(f"{name}: {measure}", sides, CALL, {"x": texts})
+    beside(table, name, measure, Times({side: taken[side] for side in sides}), 6)
 
 
-def note(times: Times) -> str:
-    return f"{times.median(OURS) * 1e6:.1f} us, HF {times.median(HF) * 1e6:.0f}"
+def beside(table: Table, name: str, measure: str, times: Times, least: float) -> None:
+    """A row for each peer, HF in its faster way; the aim is for HF."""
+    times.join(FAST, HF)
+    for peer in times.of:
+        if peer != OURS:
+            note = f"{times.median(OURS) * 1e6:.1f} us, {peer} {times.median(peer) * 1e6:.0f}"
+            aim = least if peer == HF else None
+            table.row(name, f"{measure}, times {peer}", times.ratios(peer, OURS), least=aim, note=note)
 
 
 def plain(result: Any) -> Any:

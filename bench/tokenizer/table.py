@@ -30,8 +30,7 @@ class Table:
 
     def beside_best(self, load: str, measure: str, times: Times, ours: str) -> None:
         """Microseconds of ours, and how many times as fast as the peer with the best median."""
-        peers = {name: times.median(name) * 1e6 for name in times.of if name != ours}
-        note = ", ".join(f"{name} {us:.1f}" for name, us in peers.items())
+        note = ", ".join(f"{name} {times.median(name) * 1e6:.1f}" for name in times.of if name != ours)
         self.row(load, measure, [one * 1e6 for one in times.of[ours]], "us", note=note)
-        best = min(peers, key=peers.__getitem__)
+        best = times.best(ours)
         self.row(load, f"{measure}, times the best peer", times.ratios(best, ours), least=1, note=best)
