@@ -51,8 +51,10 @@ def give_back_freed() -> None:
 def keep_freed() -> None:
     """Let glibc keep what steps free, 64 MB at most. It gives the end of its memory back beyond twice the largest
     block that was freed, up to 32 MB, and then each step faults on the pages that the one before it had: one of 256
-    tokens of MiniLM-L6 on 736. So it is shown such a block, whose pages are not touched."""
-    np.empty((32 << 20) - (64 << 10), np.uint8)
+    tokens of MiniLM-L6 on 736. So it is shown such a block, whose pages are not touched. Nothing happens if this
+    process may not have so much."""
+    with contextlib.suppress(MemoryError):
+        np.empty((32 << 20) - (64 << 10), np.uint8)
 
 
 def default_running_states(available: int, bytes_per_state: int, *, running: int) -> int:

@@ -136,3 +136,20 @@ def test_steps_find_the_pages_that_the_ones_before_them_had() -> None:
     done = subprocess.run([sys.executable, "-c", _STEPS], capture_output=True, text=True, check=True)
     before, after = map(int, done.stdout.split())
     assert 10 * after < before, (before, after)
+
+
+_NO_ROOM = """
+import resource
+from prelude.models.memory import keep_freed
+
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (8 << 20), resource.RLIM_INFINITY))
+keep_freed()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/statm")
+def test_a_process_whose_limit_leaves_no_room_for_that_block_goes_on() -> None:
+    """A model that is loaded already is not lost for it."""
+    done = subprocess.run([sys.executable, "-c", _NO_ROOM], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
