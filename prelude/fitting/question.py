@@ -258,7 +258,7 @@ def check_labels(kind: str, labels: Sequence[str]) -> list[int]:
     """The places of the distinct ``labels`` in the order of an answer; ``InvalidRequest`` where they are no labels of
     ``kind``."""
     if not 2 <= len(labels) <= MOST_LABELS:
-        raise InvalidRequest(f"{len(labels)} labels; a question has 2 to {MOST_LABELS}", field="labels")
+        raise InvalidRequest(f"{shown(labels)} has {len(labels)}; a question has 2 to {MOST_LABELS}", field="labels")
     if len(set(labels)) != len(labels):
         twice = next(label for at, label in enumerate(labels) if label in labels[:at])
         raise InvalidRequest(f"{shown(twice)} is given twice", field="labels")
