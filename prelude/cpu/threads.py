@@ -15,8 +15,8 @@ from Linux (``/proc/self/task/ID/schedstat``, which counts it):
 Waiting with fewer than all threads leaves ``pause`` as it is: it says nothing of whether all would run.
 
 After a pause the system may wake two threads of a step on one processor, though another one is idle, and move one of
-them some milliseconds later. So a step after a long pause wakes its other threads while they
-may not run on its own processor (``places.hpp``). A moment that happens all the same is no other process: hence
+them some milliseconds later. So a step wakes threads that sleep while they may not run on its own processor
+(``places.hpp``). A moment that happens all the same is no other process: hence
 ``_SURE`` windows, one after the other.
 
 The count never passes the engine's own (``EngineConfig(threads=)``, ``OMP_NUM_THREADS``), the processors that the
@@ -43,7 +43,7 @@ _PAUSE = (0.25, 30.0)  # seconds until all threads are tried again: at first, an
 
 _SURE = 3  # windows; two of them may see one such moment, since it begins within a window
 _SETTLED = 10  # windows; a process that works for a moment each second does not keep steps from their threads
-_LONG = 0.015  # seconds of a pause; behind shorter ones the system wakes threads on processors of their own
+_LONG = 0.0001  # seconds of a pause; behind shorter ones the threads do not sleep yet (kPoll in thread_pool.cpp)
 _STALE = 1.0  # seconds after which waiting that was read before a step says nothing of it
 _ALL = 1 << 30
 
