@@ -21,7 +21,7 @@ from .errors import TokenizerError
 _MOST_COMPARED = 1 << 30
 """Bytes that are compared to find the merges of all tokens: a token of n bytes takes n * n. cl100k_base has 8 MB."""
 _ATOM = r"(?:\\[pP]\{[^}]*\}|\\.|\[(?:\\.|\[:\w+:\]|[^\]\\])*\]|[^\\\[\](){}*+?|^$])"
-_COUNTED_POSSESSIVE = re.compile(rf"({_ATOM})(\{{\d*,?\d*\}})\+")
+_PART = re.compile(rf"\(\?#[^)]*\)?|({_ATOM})(?:(\{{\d*,?\d*\}})\+)?|[()$]")
 
 
 def tokenizer_json(ranks: bytes, pattern: str, special_tokens: dict[str, int]) -> bytes:
@@ -108,12 +108,17 @@ def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
 
 def _translated(pattern: str) -> str:
     """``pattern`` in Oniguruma's dialect, which tokenizer.json speaks."""
-    pattern = re.sub(r"(\\.|\[(?:\\.|[^\]\\])*\])|\$", lambda m: m[1] or r"(?![\s\S])", pattern)
+    depth = 0  # of groups
 
-    def counted(match: re.Match[str]) -> str:
+    def translated(match: re.Match[str]) -> str:
+        nonlocal depth
+        depth += (match[0] == "(") - (match[0] == ")")
+        if match[0] == "$":
+            return r"(?![\s\S])"
+        if match[2] is None:
+            return match[0]
         body = match[1] + match[2]
-        before = re.sub(r"\\.|\[(?:\\.|[^\]\\])*\]", "", pattern[: match.start()])
-        last = before.count("(") == before.count(")") and pattern[match.end() :][:1] in ("", "|")
+        last = depth == 0 and pattern[match.end() : match.end() + 1] in ("", "|")
         return body if last else f"(?>{body})"  # with nothing after it, giving back makes no difference
 
-    return _COUNTED_POSSESSIVE.sub(counted, pattern)
+    return _PART.sub(translated, pattern)

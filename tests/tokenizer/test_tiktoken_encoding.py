@@ -10,6 +10,7 @@ import itertools
 import json
 import pickle
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +108,20 @@ def test_both_sides_of_the_squares_of_all_tokens_lengths() -> None:
             conversion.tokenizer_json(data, "a", {})
 
 
+def test_a_pattern_of_many_counts_that_give_nothing_back_is_translated_in_one_pass() -> None:
+    data, parts = b"\n".join(b"%s %d" % (base64.b64encode(bytes([b])), b) for b in range(256)), 20_000
+    began = time.process_time()
+    made = json.loads(conversion.tokenizer_json(data, "|".join(["(a{1,2}+)"] * parts), {}))
+    split = made["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
+    assert split == "|".join(["((?>a{1,2}))"] * parts) and time.process_time() - began < 4
+
+
 @pytest.mark.parametrize(
     "pattern",
     [
         r"a{1,2}+a|\S|\s", r"(?:a{1,2}+|b)a|.|\n", r"[a\]]{1,2}+\]|.|\n", r"\p{L}{1,3}+$|b{1,2}+|.|\n",
         r"(?:b|a{,2}+)a|.|\n", r"(?:b|a{1,2}+)a|.|\n", r"[[:alpha:]]{2,}+b|.|\n", r"\(*[(]*a{1,2}+|.|\n",
-        r"a$|[$]|\$|.|\n",
+        r"a$|[$]|\$|.|\n", r"(?#a{1,2}+$)a{1,2}+a|.|\n", r"\\a{1,2}+a|[\]a{1,2}+]b|.|\n",
     ],
 )  # fmt: skip
 def test_counts_that_give_nothing_back_match_as_in_tiktoken(pattern: str) -> None:
