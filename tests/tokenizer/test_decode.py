@@ -228,7 +228,7 @@ def test_bytes_of_single_tokens(pair_of: Pair) -> None:
 
 
 def test_bytes_of_tokens_are_those_of_the_native_backend() -> None:
-    tokens = ["<unk>", "a", "##b", "b</w>", "▁c", "<0x41>", "<0xZZ>", "<0x411", "Ġd", "é", "##", "d▁</w>##", "🙂"]
+    tokens = ["<unk>", "a", "##b", "b</w>", "▁c", "<0x41>", "<0xZZ>", "<0x411", "Ġd", "é", "##", "d▁</w>##", "🙂", ""]
     replace = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
     kinds: list[Any] = [
         None, {"type": "BPEDecoder", "suffix": "a"}, {"type": "Fuse"}, replace, {"type": "ByteFallback"},

@@ -145,7 +145,7 @@ class ReferenceCore:
 
     def token_bytes(self, id: int) -> bytes | None:
         token, core = self._hf.id_to_token(id), self._spelled
-        if not token:
+        if token is None:
             return None
         return (
             self.decode_tokens([token]).encode() if core is None else core.token_bytes(core.token_to_id(token) or 0)
