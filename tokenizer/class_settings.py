@@ -223,7 +223,9 @@ def _parts(component: Any) -> list[Any]:
     if not isinstance(component, dict):
         return []
     listed = component.get("normalizers", component.get("pretokenizers"))
-    return listed if isinstance(listed, list) else [component]
+    if component.get("type") != "Sequence" or not isinstance(listed, list):  # members that none has may be anything
+        return [component]
+    return [part for part in listed if isinstance(part, dict)]
 
 
 def _component(section: Any, kind: str) -> dict[str, Any] | None:
@@ -234,4 +236,4 @@ def _changed(section: dict[str, Any], kind: str, members: dict[str, Any]) -> dic
     if section.get("type") == kind:
         return {**section, **members}
     key = "normalizers" if "normalizers" in section else "pretokenizers"
-    return {**section, key: [{**part, **members} if part.get("type") == kind else part for part in section[key]]}
+    return {**section, key: [{**part, **members} if part.get("type") == kind else part for part in _parts(section)]}

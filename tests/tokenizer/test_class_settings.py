@@ -157,3 +157,14 @@ def test_all_text_is_lowered_first_if_the_model_asks(normalizer: normalizers.Nor
     ours = lowered(plain.to_str())
     assert ours.encode("A b AB").ids == plain.encode("a b ab").ids != plain.encode("A b AB").ids
     assert lowered(ours.to_str()).to_str() == ours.to_str() and ours.to_str().count("Lowercase") == 1
+
+
+@pytest.mark.parametrize("listed", [[], [5]])
+def test_a_list_in_a_component_that_is_no_sequence_is_not_read(listed: list[Any]) -> None:
+    made = json.loads(llama("always").to_str())
+    made["normalizer"] = {"type": "NFC", "normalizers": listed}
+    made["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [], "normalizers": listed}
+    files = {"tokenizer.json": json.dumps(made).encode(), "tokenizer_config.json": b"{}"}
+    ours = Tokenizer.from_reader(lambda name, _: files.get(name), "here", model=Model("llama", 16, True))
+    lowered = normalizers.Sequence([normalizers.Lowercase(), normalizers.NFC()])
+    assert json.loads(ours.to_str())["normalizer"] == json.loads(lowered.__getstate__())
