@@ -13,18 +13,21 @@ in each call, so that no prefix is found; the states enter the prefix cache, as 
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, paired, ratio, use_threads
+from bench.engine.shapes import RATES, peaks, weights_of
 from prelude import Choice, Decide, Engine, EngineConfig
 from prelude.admission.template import DecisionTemplate
 
@@ -226,6 +229,19 @@ def compare(
         report.add(load, name, (times.median * 1e3, times.spread[0] * 1e3, times.spread[1] * 1e3), "ms")
 
 
+def floor(path: Path, shared: int, count: int, size: int, threads: int) -> float | None:
+    """Milliseconds of the float32 products of a state and its questions at the rate of the processor's instruction, the
+    LM head left out; None without a C++ compiler."""
+    rates, config = peaks(threads), json.loads((path / "config.json").read_text(encoding="utf-8"))
+    rate = next((rates[name] for name in RATES["float32"] if name in rates), None)
+    if rate is None:
+        return None
+    seen = shared * (shared + 1) // 2 + count * (size * shared + size * (size + 1) // 2)
+    width = config["num_attention_heads"] * config["head_dim"]
+    work = 2 * weights_of(path)[0] * (shared + count * size) + 4 * seen * width * config["num_hidden_layers"]
+    return 1e-6 * work / (rate * threads)
+
+
 def overhead(report: Report, engine: Engine, loads: Loads, repeats: int) -> None:
     """Microseconds a request beyond the forward's own time, text already tokenised."""
     values = []
@@ -323,6 +339,9 @@ def main() -> None:
         repeats,
         ">= 3.5",
     )
+    shared = begun_alike(state)
+    if least := floor(Path(engine.model_path), shared, len(state), len(state[0]) - shared, chosen.threads):
+        report.add("64 questions on one state", "prelude: floor by arithmetic", (least,) * 3, "ms")
     compare(
         report,
         "one decision alone",
