@@ -230,8 +230,8 @@ def compare(
 
 
 def floor(path: Path, shared: int, count: int, size: int, threads: int) -> float | None:
-    """Milliseconds of the float32 products of a state and its questions at the rate of the processor's instruction, the
-    LM head left out; None without a C++ compiler."""
+    """Milliseconds of the float32 products of a state and its questions, without the LM head, at the rate of the
+    processor's instruction; None without a C++ compiler."""
     rates, config = peaks(threads), json.loads((path / "config.json").read_text(encoding="utf-8"))
     rate = next((rates[name] for name in RATES["float32"] if name in rates), None)
     if rate is None:
