@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-CONTEXT = 1024  # tokens of a sequence
+CONTEXT = 1024  # tokens of a lone sequence
+TOGETHER = 256  # of each of several
 TYPES = ("BF16", "Q8_0")
 
 
@@ -63,7 +64,7 @@ class LlamaCpp:
 
         wanted = xllamacpp.CommonParams()
         wanted.model.path = str(path)
-        wanted.n_ctx = CONTEXT * sequences
+        wanted.n_ctx = CONTEXT if sequences == 1 else TOGETHER * sequences
         wanted.n_parallel = sequences
         wanted.n_batch = wanted.n_ubatch = 512 if sequences == 1 else 2048
         wanted.cpuparams.n_threads = wanted.cpuparams_batch.n_threads = threads
