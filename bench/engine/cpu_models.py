@@ -7,12 +7,12 @@ weights. A decoder reads a prompt and says one token, or says a text of 64.
 
 Answers come first: sides of float32 must agree, and the others get a row with their difference. Each peer is run in
 every way of ``bench/engine/peers.py``; the fastest, at most three, meet ours in alternating rounds, and the note of
-its row names the one with the least median. A lone text of an encoder is computed ten times in a round, one behind
-another, and the round counts with its median. The fastest variant of those whose vectors are not near has a row
-without a ratio. Our int8 is compared with ONNX Runtime's int8 or float32, whichever is faster. Times are those of the
-clock, and each side rests 0.1 s before its turn, since ONNX Runtime's threads go on spinning after one. A floor is
-the time that a side's products take at the rate of their instruction, or that reading the weights takes. Peers that
-are not installed or do not take a network are left out, and the facts name them.
+its row names the one with the least median. A lone text of an encoder is computed up to ten times in a round, one
+behind another, and the round counts with its median. The fastest variant of those whose vectors are not near has a
+row without a ratio. Our int8 is compared with ONNX Runtime's int8 or float32, whichever is faster. Times are those of
+the clock, and each side rests 0.1 s before its turn, since ONNX Runtime's threads go on spinning after one. A floor
+is the time that a side's products take at the rate of their instruction, or that reading the weights takes. Peers
+that are not installed or do not take a network are left out, and the facts name them.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ EVERY = "texts of 81 tokens, one each 100 ms"
 INTERVAL = 0.1
 """Seconds from the beginning of a text of ``EVERY`` to that of the next one."""
 TURNS, TEXTS = 20, 10
-"""Of each side, and the texts of a turn."""
+"""Of each side, and the most texts of a turn."""
 START = "from the start to one answer"
 PAIRS = {
     "ONNX Runtime": "prelude float32",
@@ -159,14 +159,17 @@ def timed(way: AnyWay, texts: list[list[int]]) -> Callable[[], Any]:
 
 
 def turns(ways: dict[str, Callable[[], Any]], interval: float) -> dict[str, np.ndarray]:
-    """Seconds of each text, ``[TURNS, TEXTS]``. The sides take turns: one's threads do not spin in another's."""
-    found = {side: np.empty((TURNS, TEXTS)) for side in ways}
+    """Seconds of each text, ``[TURNS, texts]``; fewer than ``TEXTS`` if these take longer than half a second. The
+    sides take turns: one's threads do not spin in another's."""
+    longest = max(min(one.seconds) for one in paired(ways, 1, rest=REST).values())
+    texts = max(1, min(TEXTS, int(0.5 / longest)))
+    found = {side: np.empty((TURNS, texts)) for side in ways}
     for turn in range(TURNS):
         for side, run in ways.items():
             time.sleep(REST)
             run()  # not counted
             due = time.perf_counter()
-            for at in range(TEXTS):
+            for at in range(texts):
                 due = max(due + interval, time.perf_counter())
                 time.sleep(max(0.0, due - time.perf_counter()))
                 began = time.perf_counter()
