@@ -10,6 +10,7 @@ from typing import Any
 
 from jinja2 import filters as jinja
 from jinja2 import pass_context, pass_environment
+from jinja2.exceptions import FilterArgumentError
 from jinja2.runtime import LoopContext, Macro
 from jinja2.utils import Joiner
 
@@ -139,8 +140,10 @@ def _float(value: Any, default: Any = 0.0) -> Any:
 
 def _round(value: Any, precision: int = 0, method: str = "common") -> Any:
     precision = number(precision, "the precision of round", MAX_DIGITS)
-    if not isinstance(method, str):  # jinja2 hashes it: of nested tuples that takes any time, and the stack of C
-        raise TypeError("round: the method is common, ceil or floor")
+    if isinstance(
+        method, tuple
+    ):  # jinja2 hashes it: if tuples are nested in it, that takes any time, and the stack of C
+        raise FilterArgumentError("round: the method is common, ceil or floor")
     if not isinstance(value, (int, float)):
         raise TypeError(f"round: a number is required, not {type(value).__name__}")
     return whole(jinja.do_round)(value, precision, method)
