@@ -70,7 +70,8 @@ def machine_facts(extra: Sequence[tuple[str, Any]] = ()) -> dict[str, Any]:
     """Hardware and versions of a run, without names of hosts or paths."""
     model = _cpu_info("model name") or platform.processor() or platform.machine()
     if family := _cpu_info("cpu family"):
-        model += f" (family {family}, model {_cpu_info('model	')})"
+        number = _cpu_info("model\t")
+        model += f" (family {family}, model {number})"
     return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version(), **dict(extra)}
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, rounds, three, use_threads
-from bench.engine.shapes import RATES, peaks
+from bench.engine.shapes import peaks, rate_of
 from prelude.models.arrays import F32, KEPT, Packing, narrow
 from prelude.models.packed import PackedLinear
 
@@ -94,7 +94,7 @@ def measure(
     for name, taken in seconds.items():
         median, low, high = three([work / one * 1e-9 for one in taken])
         kind = name.removeprefix("packed ").replace("widened", "float32")
-        floor = next((floors[one] for one in RATES.get(kind, ()) if one in floors), None)
+        floor = rate_of(kind, floors)
         note = "" if floor is None else f"{median / floor:.2f} of the instruction's rate"
         report.add(f"{load}, {rows} rows", name, (median, low, high), "Gop/s", note=note)
 

@@ -322,13 +322,12 @@ class Run:
             self.compare(load, "prelude float32", ours(texts), "ONNX Runtime", way(texts))
         times = turns({side: partial(way, texts) for side, way in ways.items()}, INTERVAL)
         for share, told in ((50, "median"), (90, "90th percentile")):
-            for side, one in times.items():
-                by_turn = np.percentile(one, share, axis=1)
-                value = float(np.percentile(one, share))
+            values = {side: float(np.percentile(one, share)) for side, one in times.items()}
+            for side, value in values.items():
+                by_turn = np.percentile(times[side], share, axis=1)
                 row = (value * 1e3, float(by_turn.min()) * 1e3, float(by_turn.max()) * 1e3)
                 self.report.add(load, f"{side}: {told}", row, "ms")
-            peers = [side for side in times if side != "prelude float32"]
-            best = min(peers, key=lambda side, share=share: np.percentile(times[side], share))  # type: ignore[misc]
+            best = min((side for side in values if side != "prelude float32"), key=values.__getitem__)
             aim = ">= 1.5" if share == 90 else ""
             found = drawn_ratios(times[best], times["prelude float32"], share)
             self.report.add(load, f"{told}, ONNX Runtime / prelude float32", found, "x", aim, best.partition(", ")[2])

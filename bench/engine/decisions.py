@@ -27,7 +27,7 @@ import numpy as np
 
 from bench.command_line import options_parser
 from bench.common import Report, add_outputs, machine_facts, paired, ratio, use_threads
-from bench.engine.shapes import RATES, peaks, weights_of
+from bench.engine.shapes import peaks, rate_of, weights_of
 from prelude import Choice, Decide, Engine, EngineConfig
 from prelude.admission.template import DecisionTemplate
 
@@ -233,7 +233,7 @@ def floor(path: Path, shared: int, count: int, size: int, threads: int) -> float
     """Milliseconds of the float32 products of a state and its questions, without the LM head, at the rate of the
     processor's instruction; None without a C++ compiler."""
     rates, config = peaks(threads), json.loads((path / "config.json").read_text(encoding="utf-8"))
-    rate = next((rates[name] for name in RATES["float32"] if name in rates), None)
+    rate = rate_of("float32", rates)
     if rate is None:
         return None
     seen = shared * (shared + 1) // 2 + count * (size * shared + size * (size + 1) // 2)

@@ -127,6 +127,11 @@ def peaks(threads: int = 1) -> dict[str, float]:
     return found
 
 
+def rate_of(kind: str, rates: dict[str, float]) -> float | None:
+    """That of a type's products on this processor, by ``peaks``."""
+    return next((rates[name] for name in RATES.get(kind, ()) if name in rates), None)
+
+
 def weights_of(path: Path) -> tuple[int, int]:
     """Weights of the layers' projections, and of a decoder's LM head."""
     from safetensors import safe_open
@@ -147,7 +152,7 @@ def floors(
     a step. ``counts``: tokens of each text, ``said``: tokens after it."""
     layers, head = weights_of(path)
     work = 2.0 * (layers * sum(counts) + head * len(counts) + (layers + head) * max(0, said - 1) * len(counts))
-    rate = next((rates[name] for name in RATES[kind] if name in rates), None)
+    rate = rate_of(kind, rates)
     read = (layers + head) * BYTES[kind] * max(1, said)
     found = {} if rate is None else {"arithmetic": 1e-6 * work / (rate * threads)}
     return found | ({"memory": 1e-6 * read / rates["memory"]} if "memory" in rates else {})

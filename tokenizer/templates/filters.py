@@ -140,9 +140,7 @@ def _float(value: Any, default: Any = 0.0) -> Any:
 
 def _round(value: Any, precision: int = 0, method: str = "common") -> Any:
     precision = number(precision, "the precision of round", MAX_DIGITS)
-    if isinstance(
-        method, tuple
-    ):  # jinja2 hashes it: if tuples are nested in it, that takes any time, and the stack of C
+    if isinstance(method, tuple):  # jinja2 hashes it: of nested ones that takes any time, and the stack of C
         raise FilterArgumentError("round: the method is common, ceil or floor")
     if not isinstance(value, (int, float)):
         raise TypeError(f"round: a number is required, not {type(value).__name__}")
