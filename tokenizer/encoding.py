@@ -12,7 +12,7 @@ import math
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from itertools import chain, product
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, SupportsIndex, TypeVar
 
@@ -290,24 +290,22 @@ def merge(encodings: Iterable[Encoding], growing_offsets: bool = False) -> Encod
     """One encoding after the other; each overflowing part is combined with each of the others, as in HF."""
     from ._core import Encoding  # which is made of this file's class
 
-    given, merged, room = list(encodings), Encoding(), [_MOST_MERGED_BYTES]
-    if math.prod(1 + len(one._overflowing) for one in given) * _MERGED_PART > _MOST_MERGED_BYTES:
-        raise _too_many_parts()
-    for encoding in given:
-        merged = _merged(merged, encoding, growing_offsets, room)
+    given = [Encoding()]
+    for one in encodings:
+        if one._overflowing or given[-1]._overflowing:
+            given.append(one)
+        else:  # before all parts would get it
+            given[-1] = _merged(given[-1], one, growing_offsets)
+    refuse_too_many_parts(given)
+    merged = given[0]
+    for encoding in given[1:]:
+        merged = _merged(merged, encoding, growing_offsets)
     return merged
 
 
-def _merged(left: Encoding, right: Encoding, growing: bool, room: list[int]) -> Encoding:
-    """``room``: bytes that all parts of the call may still take."""
-    parts = []
-    if left._overflowing or right._overflowing:
-        pairs = ((a, b) for a in left._overflowing for b in (right, *right._overflowing))
-        for one, other in chain(pairs, ((left, other) for other in right._overflowing)):
-            room[0] -= (len(one) + len(other)) * _MERGED_TOKEN + _MERGED_PART
-            if room[0] < 0:
-                raise _too_many_parts()
-            parts.append(_merged(one, other, growing, room))
+def _merged(left: Encoding, right: Encoding, growing: bool) -> Encoding:
+    pairs = ((a, b) for a in left._overflowing for b in (right, *right._overflowing))
+    parts = [_merged(a, b, growing) for a, b in chain(pairs, ((left, b) for b in right._overflowing))]
     shift = left._offset(len(left) - 1)[1] if growing and len(left) else 0
     joined = _joined(left, right, shift)
     n = len(left)
@@ -316,11 +314,36 @@ def _merged(left: Encoding, right: Encoding, growing: bool, room: list[int]) -> 
     return joined
 
 
+def refuse_too_many_parts(encodings: Iterable[Encoding]) -> None:
+    """Raise ``TokenizerError`` if what ``merge`` would make of them is too large. Nothing is made yet."""
+    merged, room = [(1, 0)], _MOST_MERGED_BYTES
+    for encoding in encodings:
+        left, right = merged, _levels(encoding)
+        merged = [(0, 0)] * (len(left) + len(right) - 1)
+        for (i, (n, n_tokens)), (j, (m, m_tokens)) in product(enumerate(left), enumerate(right)):
+            for k in range(max(i, j), i + j + 1):
+                ways = math.comb(k, i) * math.comb(i, k - j)  # k steps to a part, each on the left, the right or both
+                parts, tokens = ways * n * m, ways * (n_tokens * m + n * m_tokens)
+                merged[k] = merged[k][0] + parts, merged[k][1] + tokens
+                room -= (parts * _MERGED_PART + tokens * _MERGED_TOKEN) * (k > 0)
+                if room < 0:
+                    raise _too_many_parts()
+
+
 def _too_many_parts() -> TokenizerError:
     return TokenizerError(
         "the post_processor combines each overflowing part with each of the others, and all of them would take more "
         f"than {_MOST_MERGED_BYTES >> 20} MB; truncate to more tokens, or give shorter texts"
     )
+
+
+def _levels(encoding: Encoding) -> list[tuple[int, int]]:
+    """Return how many encodings and tokens there are: in it alone, in its parts, in the parts of these, and so on."""
+    found, level = [(1, len(encoding))], encoding._overflowing
+    while level:
+        found.append((len(level), sum(map(len, level))))
+        level = [part for one in level for part in one._overflowing]
+    return found
 
 
 def _joined(left: Encoding, right: Encoding, shift: int) -> Encoding:

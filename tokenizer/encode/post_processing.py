@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import Encoding
-from ..encoding import merge
+from ..encoding import merge, refuse_too_many_parts
 from ..errors import TokenizerError
 from ..params import Truncation, truncate_pair
 
@@ -147,11 +147,14 @@ class TemplateProcessing(Processor):
     def process(self, encodings: list[Encoding], add_special_tokens: bool) -> list[Encoding]:
         if len(encodings) > 2:
             raise TokenizerError("a template takes one or two sequences; another template came before it")
+        pieces = self.pair if len(encodings) == 2 else self.single
+        sequences = [piece.sequence for piece in pieces if isinstance(piece, SequencePiece)]
+        if any(number >= len(encodings) for number in sequences):
+            raise TokenizerError("post_processor: the template for one sequence asks for a second one")
+        refuse_too_many_parts(encodings[number] for number in sequences)  # before they are copied
         made = []
-        for piece in self.pair if len(encodings) == 2 else self.single:
+        for piece in pieces:
             if isinstance(piece, SequencePiece):
-                if piece.sequence >= len(encodings):
-                    raise TokenizerError("post_processor: the template for one sequence asks for a second one")
                 encoding = copy(encodings[piece.sequence])  # a template may use a sequence twice
                 encoding._types = piece.type_id
                 encoding.set_sequence_id(piece.sequence)
@@ -294,16 +297,19 @@ class Layout(NamedTuple):
 def layout(processor: Processor | None, add_special_tokens: bool, is_pair: bool) -> Layout | None:
     """What ``processor`` puts around one sequence, or two, and around the parts that truncation cuts off of them;
     None if it does more than that."""
-    first, second = _probe((-2, -3, -4), 0), _probe((-5, -6, -7), 1) if is_pair else None
-    try:
-        whole = run(processor and without_trimming(processor), first, second, add_special_tokens)
-    except TokenizerError:
-        return None
     marks = [[-2], [-3], [-4]]
     if is_pair:
         marks = [[-2, -5], *([a, b] for a in (-3, -4) for b in (-5, -6, -7)), [-2, -6], [-2, -7]]
-    rows = [whole, *whole._overflowing]
-    if [[id for id in row.ids if id < 0] for row in rows] != marks or len({len(row) for row in rows}) > 1:
+    for n, wanted in (1, marks[:1]), (3, marks):  # one first: what names a sequence twice would multiply its parts
+        first, second = _probe((-2, -3, -4)[:n], 0), _probe((-5, -6, -7)[:n], 1) if is_pair else None
+        try:
+            whole = run(processor and without_trimming(processor), first, second, add_special_tokens)
+        except TokenizerError:
+            return None
+        rows = [whole, *whole._overflowing]
+        if [[id for id in row.ids if id < 0] for row in rows] != wanted:
+            return None
+    if len({len(row) for row in rows}) > 1:
         return None
     pieces = []
     columns = (zip(row.ids, row.type_ids, row.special_tokens_mask, row.attention_mask) for row in rows)
