@@ -87,31 +87,9 @@ const Kernels* kernels_named(const char* name) {
   return nullptr;
 }
 
-#ifdef PRELUDE_X86_TARGETS
-namespace {
-
-// `kernels` with those of norms, rotations and activations of others.
-Kernels rows_of(Kernels kernels, const Kernels& others) {
-  kernels.rms_norm = others.rms_norm, kernels.layer_norm = others.layer_norm;
-  kernels.norm_rotate = others.norm_rotate, kernels.activate = others.activate;
-  return kernels;
-}
-
-}  // namespace
-#endif
-
 const Kernels& best_kernels() {
   if (const char* chosen = std::getenv("PRELUDE_CPU_KERNELS"))
     if (const Kernels* named = kernels_named(chosen)) return *named;
-#ifdef PRELUDE_X86_TARGETS
-  if (__builtin_cpu_is("amd")) {
-    const Kernels *narrow = kernels_named("avx2"), *wide = kernels_named("avx512");
-    if (narrow != nullptr) {
-      static const Kernels mixed = rows_of(*narrow, wide == nullptr ? *narrow : *wide);
-      return mixed;
-    }
-  }
-#endif
   for (const char* name : {"avx512", "avx2", "neon"})
     if (const Kernels* found = kernels_named(name)) return *found;
   return portable::kTable;

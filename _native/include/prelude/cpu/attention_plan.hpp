@@ -5,7 +5,8 @@
 //             has windows, those of them from hidden[i] on. places[i] is the query's own place among the keys; only
 //             a relative term needs it.
 //   section   queries that one call of `run` computes, so that the others need not exist at that time.
-//   unit      queries of one item and one section on one KV head; largest first, so that threads end together.
+//   unit      queries of one item and one section on one KV head. Those of a head come one after the other, so that
+//             a thread packs keys once that several of them see, and largest first, so that threads end together.
 //
 // A prompt is an item with one run; a branch has a run for every ancestor and runs of the pool before them; a
 // decode row is an item of one query whose runs are the blocks of its table, joined where they touch.
@@ -16,6 +17,7 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "prelude/cpu/parallel.hpp"
@@ -60,7 +62,8 @@ class AttentionPlan {
     }
     std::stable_sort(units_.begin(), units_.end(), [this](const AttentionUnit& a, const AttentionUnit& b) {
       const int64_t of_a = section_of(a.first), of_b = section_of(b.first);
-      return of_a != of_b ? of_a < of_b : cost(a) > cost(b);
+      if (of_a != of_b) return of_a < of_b;
+      return a.kv_head != b.kv_head ? a.kv_head < b.kv_head : cost(a) > cost(b);
     });
     for (const AttentionUnit& unit : units_) ++unit_starts_[static_cast<size_t>(section_of(unit.first)) + 1];
     for (size_t s = 1; s < unit_starts_.size(); ++s) unit_starts_[s] += unit_starts_[s - 1];
@@ -106,8 +109,12 @@ class AttentionPlan {
     }
     if (!room_ && apart > 0) return false;
     float* room = room_.get() + 16 - (reinterpret_cast<uintptr_t>(room_.get()) / 4) % 16;
+    const AttentionUnit* before[kMostThreads] = {};  // of each thread
     run_pieces(threads, static_cast<int64_t>(last - first), [&](int64_t i, int thread) {
-      const AttentionUnit& unit = units_[first + static_cast<size_t>(i)];
+      const AttentionUnit& planned = units_[first + static_cast<size_t>(i)];
+      const AttentionUnit* other = std::exchange(before[thread], &planned);
+      AttentionUnit unit = planned;
+      if (other != nullptr) unit.packed = same_keys(*other, unit);
       kernels_->attend(shape_, tensors, runs_.data() + run_starts_[unit.item], visible_.data(),
                        hidden_.empty() ? nullptr : hidden_.data(), unit, room + apart * thread);
     });
@@ -120,6 +127,20 @@ class AttentionPlan {
 
   static int64_t cost(const AttentionUnit& unit) {
     return static_cast<int64_t>(unit.last - unit.first) * (unit.keys - unit.from);
+  }
+
+  // Keys that both units begin with, whole panels of them.
+  int32_t same_keys(const AttentionUnit& a, const AttentionUnit& b) const {
+    if (a.kv_head != b.kv_head || a.from != b.from) return 0;
+    const KeyRun *of_a = runs_.data() + run_starts_[a.item], *of_b = runs_.data() + run_starts_[b.item];
+    const int64_t least = std::min(a.keys, b.keys);
+    int64_t same = 0;
+    for (; same < least && of_a->from == of_b->from && of_a->pool == of_b->pool; ++of_a, ++of_b) {
+      same += std::min(of_a->length, of_b->length);
+      if (of_a->length != of_b->length) break;
+    }
+    same = std::min(same, least) - a.from;
+    return same < 0 ? 0 : static_cast<int32_t>(same / kKeyAlignment * kKeyAlignment);
   }
 
   int64_t section_of(int32_t query) const {

@@ -1,7 +1,8 @@
 // Attention of one unit: some queries of one item on one KV head. Included once per target, inside its namespace.
 //
-//   keys      packed once a unit, transposed into panels of kLanes keys: panel[d][key]. One load gives a value of
-//             kLanes keys, and the score of a (query, key) pair is one chain of products over d.
+//   keys      packed once a unit, but for those that the unit before has too, and transposed into panels of kLanes
+//             keys: panel[d][key]. One load gives a value of kLanes keys, and the score of a (query, key) pair is one
+//             chain of products over d.
 //   tile      kTileRows rows = (query, head) pairs that share the KV head. All their scores are kept, so the
 //             softmax needs no rescaling: largest, exp and sum, weighted values, one division.
 //   order     everything about a row is summed in the order of its own keys. Keys behind the row's own, which a
@@ -84,11 +85,12 @@ inline void copy_floats(Type type, const void* base, int64_t offset, int64_t cou
   }
 }
 
-inline void pack_keys(const AttentionTensors& t, KeyCursor cursor, int64_t keys, int64_t head_at, int64_t width,
-                      const UnitRoom& room) {
+// Keys [from, keys); `cursor` is at the first of them.
+inline void pack_keys(const AttentionTensors& t, KeyCursor cursor, int64_t from, int64_t keys, int64_t head_at,
+                      int64_t width, const UnitRoom& room) {
   const int64_t wide = padded_width(width), whole = width / kLanes * kLanes;
   const float* rows[kLanes];
-  for (int64_t first = 0; first < keys; first += kLanes) {
+  for (int64_t first = from; first < keys; first += kLanes) {
     float* panel = room.panels + first * width;
     const int count = static_cast<int>(keys - first < kLanes ? keys - first : kLanes);
     for (int l = 0; l < count; ++l) {
@@ -336,7 +338,7 @@ inline void attend_unit(const AttentionShape& shape, const AttentionTensors& t, 
   const UnitRoom room = cut_room(floats, keys, shape);
   const int64_t head_at = unit.kv_head * width;
   const KeyCursor cursor(runs, unit.from);
-  pack_keys(t, cursor, keys, head_at, width, room);
+  pack_keys(t, KeyCursor(runs, unit.from + unit.packed), unit.packed, keys, head_at, width, room);
   Tile tile{&t,    visible,     hidden,    unit.from, group, unit.kv_head * group,
             width, shape.scale, shape.cap, nullptr,   0,     relative_rows(t, unit)};
   const int64_t rows = (unit.last - unit.first) * group;

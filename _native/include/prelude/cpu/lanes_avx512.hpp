@@ -23,8 +23,8 @@
 //   transpose                    out[d * kLanes + l] = rows[l][at + d], d and l below kLanes
 
 constexpr int kLanes = 16;
-constexpr int kTileRows = 8;
-constexpr int kKeyVectors = 3;
+constexpr int kTileRows = 12;
+constexpr int kKeyVectors = 2;
 constexpr int kValueVectors = 2;
 constexpr int kPagedHeads = 4;
 constexpr int kPagedVectors = 2;

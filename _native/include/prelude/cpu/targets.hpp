@@ -48,9 +48,7 @@ int64_t count_not_finite(const Bits* values, int64_t count, Bits exponent) {
 // The kernels of that name, or null where this machine cannot run them.
 const Kernels* kernels_named(const char* name);
 
-// The fastest kernels that this machine has, or those that PRELUDE_CPU_KERNELS names. AMD's 512-bit vectors are two
-// halves on Zen 4, where the 256-bit kernels attend faster and the wider ones norm and activate faster: AMD's
-// processors take both. Elsewhere the wider ones are taken.
+// The fastest kernels that this machine has, or those that PRELUDE_CPU_KERNELS names.
 const Kernels& best_kernels();
 
 inline void widen(const uint16_t* from, int64_t count, float* to) { best_kernels().widen(from, count, to); }

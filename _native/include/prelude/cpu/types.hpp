@@ -68,8 +68,9 @@ struct AttentionUnit {
   int32_t kv_head;
   int32_t first;
   int32_t last;
-  int32_t keys;  // the first so many of the item's keys are seen by some of these queries,
-  int32_t from;  // those before this one by none of them; a multiple of kKeyAlignment
+  int32_t keys;        // the first so many of the item's keys are seen by some of these queries,
+  int32_t from;        // those before this one by none of them; a multiple of kKeyAlignment
+  int32_t packed = 0;  // behind it, which the room holds from the thread's unit before; a multiple of kKeyAlignment
 };
 
 // The relative term of DeBERTa, of one layer: to the product of query and key are added
