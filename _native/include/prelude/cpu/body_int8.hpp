@@ -159,11 +159,10 @@ struct OpenedBits {
 };
 
 // R rows of `of_row` words at `x`, one behind the other, by P halves of groups, whose first lanes are `lanes`.
-// `lines` from `soon` on are fetched. Not inlined: else fewer sums stay in registers.
+// Meanwhile what is `soon` read is fetched. Not inlined: else fewer sums stay in registers.
 template <class Dot, class Bits, int R, int P>
 [[gnu::noinline]] inline void sum_integers(const uint32_t* const* groups, const int* lanes, const uint32_t* x,
-                                           int64_t of_row, const char* soon, int64_t lines,
-                                           float (*made)[P * kHalf]) {
+                                           int64_t of_row, Ahead soon, float (*made)[P * kHalf]) {
   constexpr int kParts = kHalf / kLanes;
   constexpr bool kLeast = Dot::kPacking == Packing::q4_k;
   constexpr int kWords = Bits::kWords;
@@ -179,13 +178,13 @@ template <class Dot, class Bits, int R, int P>
     row[r] = x + r * of_row;
     asm("" : "+r"(row[r]));
   }
-  int64_t blocks = of_row / (kWords + 2), each = lines / blocks + 1, more = lines % blocks;
+  int64_t blocks = of_row / (kWords + 2), each = soon.lines / blocks + 1, more = soon.lines % blocks;
   for (int64_t b = 0; b < blocks; ++b) {
     if (more-- == 0) --each;
     Bits w[P];
     PRELUDE_SPELL_OUT
     for (int p = 0; p < P; ++p) w[p].open(groups[p], lanes[p], b);
-    for (int64_t line = 0; line < each; ++line, soon += 64) fetch(soon);
+    for (int64_t line = 0; line < each; ++line) soon.fetch_line();
     typename Dot::Sums sums[R][P];
     PRELUDE_SPELL_OUT
     for (int r = 0; r < R; ++r) PRELUDE_SPELL_OUT

@@ -3,6 +3,7 @@
 //   Sums                      of 16 outputs and one row
 //   start                     the first value of a row's sums: of integers a number, else zeros
 //   Weight, weight            16 words of a weight; but for integers as the part of a row meets them
+//   kFewRows                  rows for which weights are fetched into the second cache, at most
 //   kParts                    but for integers: words of a row that meet a word of a weight, one after the other
 //   Input, input(word)        a word of a row, for every output
 //   step(sums, weight, input) adds their products
@@ -33,6 +34,21 @@ inline constexpr int64_t kHalves = kGroup / kHalf;  // of a group
 #define PRELUDE_SPELL_OUT
 #endif
 
+// Lines of weights that are met next. If `few` rows meet them, they are fetched into the second cache: the nearest
+// one waits for fewer lines at a time than memory brings.
+struct Ahead {
+  const char* at;
+  int64_t lines;
+  bool few;
+  void fetch_line() {
+    if (few)
+      fetch_far(at);
+    else
+      fetch(at);
+    at += 64;
+  }
+};
+
 #include "prelude/cpu/body_int8.hpp"
 
 // Of weights of few bits, which are not signed.
@@ -48,7 +64,7 @@ struct FewDot : Some {
 // Sums of float32.
 struct F32Dot {
   static constexpr Packing kPacking = Packing::f32;
-  static constexpr int kRows = kFloatRows, kWide = kFloatWide, kParts = 1;
+  static constexpr int kRows = kFloatRows, kWide = kFloatWide, kParts = 1, kFewRows = 2 * kRows;
   struct Sums {
     Vec vectors[kHalf / kLanes];
   };
@@ -145,28 +161,24 @@ inline const float* lanes_of(const Value* row, int64_t word, float* room) {
   return room;
 }
 
-// `count` rows side by side, a value or a pair of values a word, word after word `apart` words apart: kLanes words of
-// all rows at a time are turned in registers. Rows that are not there have the first row's address; their lanes are
-// written over by the next words, and none from `end` words on is written.
+// At most four rows side by side, a value or a pair of values a word, word after word `apart` words apart. The other
+// words of four are written over by the next word, and none from `end` words on is written.
 template <bool kPairs, class Value>
 inline void turn(const Value* const* rows, int count, int64_t inputs, uint32_t* to, int64_t apart, int64_t end) {
   const int64_t whole = kPairs ? inputs / 2 : inputs;
-  alignas(64) float room[kLanes][kLanes], square[kLanes * kLanes];
-  const float* lanes[kLanes];
+  alignas(64) float room[4][kLanes], square[4 * kLanes];
+  const float* lanes[4];
   int64_t word = 0;
   for (; word + kLanes <= whole; word += kLanes) {
-    for (int r = 0; r < kLanes; ++r) lanes[r] = r < count ? lanes_of<kPairs>(rows[r], word, room[r]) : lanes[0];
+    for (int r = 0; r < 4; ++r) lanes[r] = r < count ? lanes_of<kPairs>(rows[r], word, room[r]) : lanes[0];
     if (apart == 1) {
       std::memcpy(to + word, lanes[0], kLanes * 4);
-      continue;
-    }
-    transpose(lanes, 0, square);
-    for (int w = 0; w < kLanes; ++w) {
-      const int64_t at = (word + w) * apart;
-      if (at + kLanes <= end)
-        store(reinterpret_cast<float*>(to + at), load(square + w * kLanes));
-      else
-        std::memcpy(to + at, square + w * kLanes, static_cast<size_t>(count) * 4);
+    } else if ((word + kLanes - 1) * apart + 4 <= end) {
+      weave(lanes, reinterpret_cast<float*>(to + word * apart), apart);
+    } else {
+      weave(lanes, square, 4);
+      for (int w = 0; w < kLanes; ++w)
+        std::memcpy(to + (word + w) * apart, square + w * 4, static_cast<size_t>(count) * 4);
     }
   }
   const int64_t done = kPairs ? 2 * word : word;
@@ -182,9 +194,11 @@ inline void turn(const Value* const* rows, int count, int64_t inputs, uint32_t* 
 // the first word of the first of them.
 template <class Value>
 inline void pack(const Value* weight, int64_t stride, int64_t inputs, uint32_t* to) {
-  const Value* rows[kLanes];
-  for (int r = 0; r < kLanes; ++r) rows[r] = weight + r * stride;
-  turn<sizeof(Value) == 2, Value>(rows, kLanes, inputs, to, kGroup, std::numeric_limits<int64_t>::max());
+  for (int first = 0; first < kLanes; first += 4) {
+    const Value* rows[4];
+    for (int r = 0; r < 4; ++r) rows[r] = weight + (first + r) * stride;
+    turn<sizeof(Value) == 2, Value>(rows, 4, inputs, to + first, kGroup, std::numeric_limits<int64_t>::max());
+  }
 }
 
 // kLanes outputs of a weight of float16; `to` is the first input of the first of them.
@@ -211,11 +225,11 @@ inline void pack_halves(const uint16_t* weight, int64_t stride, int64_t inputs, 
 template <bool kPairs, class Value>
 inline void interleave(const PackedArgs& a, int64_t first, int together, uint32_t* to) {
   const int64_t inputs = a.weight.inputs, end = row_words(inputs, a.weight.packing) * together;
-  const Value* rows[kLanes];
-  // From the last lanes to the first, since those that are not whole write over the first ones of the next word.
-  for (int at = (together - 1) / kLanes * kLanes; at >= 0; at -= kLanes) {
-    for (int r = 0; r < kLanes; ++r) rows[r] = row_of<Value>(a, first + std::min(at + r, together - 1));
-    turn<kPairs, Value>(rows, std::min(together - at, kLanes), inputs, to + at, together, end - at);
+  const Value* rows[4];
+  // From the last four to the first, since fewer than four write over the first ones of the next word.
+  for (int at = (together - 1) / 4 * 4; at >= 0; at -= 4) {
+    for (int r = 0; r < 4; ++r) rows[r] = row_of<Value>(a, first + std::min(at + r, together - 1));
+    turn<kPairs, Value>(rows, std::min(together - at, 4), inputs, to + at, together, end - at);
   }
   if (a.weight.packing == Packing::widened && inputs % 2)
     for (int r = 0; r < together; ++r) to[inputs * together + r] = 0;
@@ -271,7 +285,9 @@ inline void prepare(const PackedArgs& a, const PackedRows& rows, int64_t first, 
       if (bias) base = whole ? load(bias + i) : load_some(bias + i, left);
       if (a.adds) base = add(whole ? load(out) : load_some(out, left), base);
       const Vec value = add(load(sums + r * count + i), base);
-      if (a.out_type == Type::bf16) {
+      if (a.out_type == Type::bf16 && whole) {
+        store(static_cast<uint16_t*>(a.out) + at, value);
+      } else if (a.out_type == Type::bf16) {
         float wide[kLanes];
         store(wide, value);
         narrow(wide, left, static_cast<uint16_t*>(a.out) + at);
@@ -283,12 +299,21 @@ inline void prepare(const PackedArgs& a, const PackedRows& rows, int64_t first, 
     }
 }
 
+// Where the last sums of floats go: into `at`, rows of float32 with all outputs of a kernel; null: they are not the
+// last.
+struct Ends {
+  float* at = nullptr;
+  int64_t stride = 0;
+  const float* bias = nullptr;
+  bool adds = false;
+};
+
 // `steps` words of the weights at `w` by those of R rows at `x`, onto the sums of the words before where it
-// `continues`. Meanwhile `lines` of the cache from `soon` on are fetched, a few at a time: where more are on their
+// `continues`. Meanwhile the lines of `soon` are fetched, a few at a time: if more are on their
 // way than memory brings, those that are near wait for them.
 template <class Dot, int R, int P>
-inline void sum_floats(const uint32_t* const* w, const uint32_t* x, int64_t steps, bool continues, const char* soon,
-                       int64_t lines, float (*made)[P * kHalf]) {
+inline void sum_floats(const uint32_t* const* w, const uint32_t* x, int64_t steps, bool continues, Ahead soon,
+                       Ends out, float (*made)[P * kHalf]) {
   typename Dot::Sums sums[R][P];
   PRELUDE_SPELL_OUT
   for (int r = 0; r < R; ++r) PRELUDE_SPELL_OUT
@@ -309,18 +334,32 @@ inline void sum_floats(const uint32_t* const* w, const uint32_t* x, int64_t step
   };
   int64_t i = 0;
   const int64_t turns = std::max<int64_t>(1, steps / kFloatSteps);
-  if (R < 5) lines = std::min(lines, turns * kFloatSteps);
-  int64_t each = lines / turns + 1, more = lines % turns;  // turns that fetch `each`, others one fewer
+  if (R < 5) soon.lines = std::min(soon.lines, turns * kFloatSteps);
+  int64_t each = soon.lines / turns + 1, more = soon.lines % turns;  // turns that fetch `each`, others one fewer
   for (; i + kFloatSteps <= steps; i += kFloatSteps) {
     if (more-- == 0) --each;
-    for (int64_t line = 0; line < (R < 5 ? 0 : each); ++line, soon += 64) fetch(soon);
+    for (int64_t line = 0; line < (R < 5 ? 0 : each); ++line) soon.fetch_line();
     PRELUDE_SPELL_OUT
     for (int s = 0; s < kFloatSteps; ++s) {
-      if (R < 5 && s < each) fetch(soon), soon += 64;  // few rows: memory is always busy
+      if (R < 5 && s < each) soon.fetch_line();  // few rows: memory is always busy
       step(i + s);
     }
   }
   for (; i < steps; ++i) step(i);
+  if (out.at != nullptr) {
+    PRELUDE_SPELL_OUT
+    for (int p = 0; p < P; ++p)
+      for (int part = 0; part < kHalf / kLanes; ++part) {
+        const int64_t i = p * kHalf + part * kLanes;
+        const Vec base = out.bias ? load(out.bias + i) : zero();
+        PRELUDE_SPELL_OUT
+        for (int r = 0; r < R; ++r) {
+          float* at = out.at + r * out.stride + i;
+          store(at, add(Dot::floats(sums[r][p], part), out.adds ? add(load(at), base) : base));
+        }
+      }
+    return;
+  }
   PRELUDE_SPELL_OUT
   for (int r = 0; r < R; ++r) PRELUDE_SPELL_OUT
   for (int p = 0; p < P; ++p)
@@ -333,8 +372,7 @@ inline void sum_floats(const uint32_t* const* w, const uint32_t* x, int64_t step
 // steps are the last ones.
 template <class Dot, int R, int P, bool kOpened>
 inline void multiply_block(const PackedArgs& a, const PackedRows& rows, int64_t row, int64_t half, int64_t first,
-                           int64_t last, const char* soon, int64_t lines, float (*made)[P * kHalf],
-                           const float* room) {
+                           int64_t last, Ahead soon, float (*made)[P * kHalf], const float* room) {
   const int64_t of_group = group_words(a.weight.inputs, Dot::kPacking);
   const int64_t of_row = row_words(a.weight.inputs, Dot::kPacking);
   const uint32_t* w[P];
@@ -348,11 +386,18 @@ inline void multiply_block(const PackedArgs& a, const PackedRows& rows, int64_t 
     constexpr bool kEight = Dot::kPacking == Packing::int8;
     constexpr Packing kFew = kEight ? Packing::q4_k : Dot::kPacking;
     using Bits = std::conditional_t<kEight, EightBits, std::conditional_t<kOpened, OpenedBits<kFew>, FewBits<kFew>>>;
-    sum_integers<Dot, Bits, R, P>(w, lanes, x, of_row, soon, lines, made);
+    sum_integers<Dot, Bits, R, P>(w, lanes, x, of_row, soon, made);
   } else {
     done = last * Dot::kParts >= of_row;
     for (int p = 0; p < P; ++p) w[p] += ((half + p) % kHalves + first * kHalves) * (kStep<Dot> / kHalves);
-    sum_floats<Dot, R, P>(w, x + first * Dot::kParts * R, last - first, first > 0, soon, lines, made);
+    Ends out;
+    const int64_t output = half * kHalf;
+    if (done && a.out_type == Type::f32 && output + P * kHalf <= a.weight.outputs) {
+      const float* bias = a.weight.bias ? a.weight.bias + output : nullptr;
+      out = {static_cast<float*>(a.out) + row * a.out_stride + output, a.out_stride, bias, a.adds};
+      done = false;
+    }
+    sum_floats<Dot, R, P>(w, x + first * Dot::kParts * R, last - first, first > 0, soon, out, made);
   }
   if (done) finish(a, row, R, half * kHalf, made[0], P * kHalf);
 }
@@ -387,6 +432,7 @@ inline void multiply_halves(const PackedArgs& a, const PackedRows& rows, int64_t
   }
   const int64_t whole = half + (last - half) / P * P;
   const int64_t first_row = rows.first_of(first_block), all = rows.first_of(last_block) - first_row;
+  const bool few = all <= Dot::kFewRows;
   alignas(64) float once[R][P * kHalf];
   for (int64_t first = 0;; first += each) {
     const int64_t end = std::min(steps, first + each);
@@ -401,8 +447,8 @@ inline void multiply_halves(const PackedArgs& a, const PackedRows& rows, int64_t
         auto* made = rows.parts > 1 ? reinterpret_cast<float (*)[P * kHalf]>(waits) : once;
         const auto meet = [&](auto size) {
           const int64_t from = (met + row) * of_row >> kBits, to = (met + row + size) * of_row >> kBits;
-          multiply_block<Dot, size, P, kOpened>(a, rows, row, at, first, end, soon + from * 64, to - from, made,
-                                                room);
+          multiply_block<Dot, size, P, kOpened>(a, rows, row, at, first, end, {soon + from * 64, to - from, few},
+                                                made, room);
         };
         if (block < rows.longer)
           meet(std::integral_constant<int, R>{});

@@ -47,7 +47,7 @@ constexpr int kFloatRows = 6, kFloatWide = 1, kFloatWords = 384, kFloatSteps = 4
 // its highest bit, so that sums begin at 0.
 struct Int8Dot {
   static constexpr Packing kPacking = Packing::int8;
-  static constexpr int kRows = 4, kWide = 1;
+  static constexpr int kRows = 4, kWide = 1, kFewRows = 3;
   struct Sums {
     __m256i eights[2];
   };

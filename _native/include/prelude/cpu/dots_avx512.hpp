@@ -32,13 +32,13 @@ inline Vec of_pairs(const uint32_t* words, int part) {
 }
 // 24 sums, two weights and an input fit in the registers.
 constexpr bool kPairSums = false;
-constexpr int kFloatRows = 12, kFloatWide = 2, kFloatWords = 192, kFloatSteps = 1;
+constexpr int kFloatRows = 12, kFloatWide = 2, kFloatWords = 192, kFloatSteps = 2;
 
 // Seven rows by 32 outputs: 14 sums of a block, as many of the blocks before it and two weights fit in the 32
 // registers. Twelve rows, with half of the sums in memory, are slower.
 struct Int8Dot {
   static constexpr Packing kPacking = Packing::int8;
-  static constexpr int kRows = 7, kWide = 2;
+  static constexpr int kRows = 7, kWide = 2, kFewRows = 14;
   using Sums = __m512i;
   using Weight = __m512i;
   using Input = const uint32_t*;
@@ -59,7 +59,7 @@ struct Int8Dot {
 // Twelve rows by 32 outputs: 24 sums, two weights and an input fit in the registers.
 struct Bf16Dot {
   static constexpr Packing kPacking = Packing::bf16;
-  static constexpr int kRows = 12, kWide = 2, kParts = 1;
+  static constexpr int kRows = 12, kWide = 2, kParts = 1, kFewRows = 24;
   using Sums = __m512;
   using Weight = __m512i;
   using Input = __m512i;

@@ -42,7 +42,7 @@ constexpr int kFloatRows = 6, kFloatWide = 1, kFloatWords = 192, kFloatSteps = 1
 template <bool kDot>
 struct Int8Sums {
   static constexpr Packing kPacking = Packing::int8;
-  static constexpr int kRows = 3, kWide = 1;
+  static constexpr int kRows = 3, kWide = 1, kFewRows = 0;
   struct Sums {
     int32x4_t fours[4];
   };

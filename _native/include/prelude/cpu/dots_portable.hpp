@@ -47,7 +47,7 @@ constexpr int kFloatRows = 2, kFloatWide = 1, kFloatWords = 192, kFloatSteps = 1
 
 struct Int8Dot {
   static constexpr Packing kPacking = Packing::int8;
-  static constexpr int kRows = 2, kWide = 1;
+  static constexpr int kRows = 2, kWide = 1, kFewRows = 0;
   struct Sums {
     uint32_t lane[kHalf];  // may wrap on the way; the whole sum does not
   };

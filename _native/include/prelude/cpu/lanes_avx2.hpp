@@ -33,6 +33,7 @@ inline void store(uint16_t* p, Vec v) {
 inline Vec load_some(const float* p, int n) { return _mm256_maskload_ps(p, first_lanes(n)); }
 inline void store_some(float* p, Vec v, int n) { _mm256_maskstore_ps(p, first_lanes(n), v); }
 inline void fetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline void fetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 inline Vec in_register(Vec v) {
   asm("" : "+x"(v));
   return v;
@@ -77,6 +78,15 @@ inline void four_largest(const Vec* v, float* most) {
 inline Vec rotate_pairs(Vec x, Vec t) {
   const Vec crossed = _mm256_mul_ps(_mm256_permute_ps(x, 0xB1), _mm256_movehdup_ps(t));
   return _mm256_fmaddsub_ps(x, _mm256_moveldup_ps(t), crossed);
+}
+inline void weave(const float* const* rows, float* out, int64_t apart) {
+  const Vec a = load(rows[0]), b = load(rows[1]), c = load(rows[2]), d = load(rows[3]);
+  const Vec low = _mm256_unpacklo_ps(a, b), high = _mm256_unpackhi_ps(a, b);
+  const Vec low2 = _mm256_unpacklo_ps(c, d), high2 = _mm256_unpackhi_ps(c, d);
+  const Vec fours[] = {_mm256_shuffle_ps(low, low2, 0x44), _mm256_shuffle_ps(low, low2, 0xEE),
+                       _mm256_shuffle_ps(high, high2, 0x44), _mm256_shuffle_ps(high, high2, 0xEE)};
+  for (const Vec& v : fours) _mm_storeu_ps(out + (&v - fours) * apart, _mm256_castps256_ps128(v));
+  for (const Vec& v : fours) _mm_storeu_ps(out + (&v - fours + 4) * apart, _mm256_extractf128_ps(v, 1));
 }
 inline void transpose(const float* const* rows, int64_t at, float* out) {
   __m256 r[8], t[8];

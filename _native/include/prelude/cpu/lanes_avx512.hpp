@@ -8,7 +8,7 @@
 //                                a key fit in the registers
 //   kPagedVectors                of a value at a time: that many sums a head, a weight a head and a value fit too
 //   load, store                  of floats, or of bfloat16: ties to even, and NaN stays NaN
-//   fetch                        a prefetch: the memory there will be read soon
+//   fetch, fetch_far             a prefetch of memory that will be read soon, into the nearest or the second cache
 //   in_register                  loaded once, where a compiler would rather load again for each use
 //   load_some, store_some        the first n lanes; the others read as 0 and are not written
 //   fma, fnma                    a * b + c and c - a * b
@@ -21,6 +21,7 @@
 //   four_largest                 the largest lane of each of four vectors
 //   rotate_pairs                 complex products of (even, odd) lanes
 //   transpose                    out[d * kLanes + l] = rows[l][at + d], d and l below kLanes
+//   weave                        out[d * apart + l] = rows[l][d], d below kLanes and l below 4, the first d first
 
 constexpr int kLanes = 16;
 constexpr int kTileRows = 12;
@@ -49,6 +50,7 @@ inline void store(uint16_t* p, Vec v) {
 inline Vec load_some(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
 inline void store_some(float* p, Vec v, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), v); }
 inline void fetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline void fetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 inline Vec in_register(Vec v) {
   asm("" : "+v"(v));
   return v;
@@ -92,6 +94,17 @@ inline void four_largest(const Vec* v, float* most) {
 inline Vec rotate_pairs(Vec x, Vec t) {
   const Vec crossed = _mm512_mul_ps(_mm512_permute_ps(x, 0xB1), _mm512_movehdup_ps(t));
   return _mm512_fmaddsub_ps(x, _mm512_moveldup_ps(t), crossed);
+}
+inline void weave(const float* const* rows, float* out, int64_t apart) {
+  const Vec a = load(rows[0]), b = load(rows[1]), c = load(rows[2]), d = load(rows[3]);
+  const Vec low = _mm512_unpacklo_ps(a, b), high = _mm512_unpackhi_ps(a, b);
+  const Vec low2 = _mm512_unpacklo_ps(c, d), high2 = _mm512_unpackhi_ps(c, d);
+  const Vec fours[] = {_mm512_shuffle_ps(low, low2, 0x44), _mm512_shuffle_ps(low, low2, 0xEE),
+                       _mm512_shuffle_ps(high, high2, 0x44), _mm512_shuffle_ps(high, high2, 0xEE)};
+  for (const Vec& v : fours) _mm_storeu_ps(out + (&v - fours) * apart, _mm512_castps512_ps128(v));
+  for (const Vec& v : fours) _mm_storeu_ps(out + (&v - fours + 4) * apart, _mm512_extractf32x4_ps(v, 1));
+  for (const Vec& v : fours) _mm_storeu_ps(out + (&v - fours + 8) * apart, _mm512_extractf32x4_ps(v, 2));
+  for (const Vec& v : fours) _mm_storeu_ps(out + (&v - fours + 12) * apart, _mm512_extractf32x4_ps(v, 3));
 }
 inline void transpose(const float* const* rows, int64_t at, float* out) {
   __m512 r[16], t[16];

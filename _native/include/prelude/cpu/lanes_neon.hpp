@@ -30,6 +30,7 @@ inline void store_some(float* p, Vec v, int n) {
   for (int l = 0; l < n; ++l) p[l] = lanes[l];
 }
 inline void fetch(const void* p) { __builtin_prefetch(p); }
+inline void fetch_far(const void* p) { fetch(p); }
 inline Vec in_register(Vec v) {
   asm("" : "+w"(v));
   return v;
@@ -63,6 +64,10 @@ inline Vec rotate_pairs(Vec x, Vec t) {
   const uint32x4_t even = vreinterpretq_u32_u64(vdupq_n_u64(0x80000000u));  // the signs of the even lanes
   const uint32x4_t crossed = vreinterpretq_u32_f32(mul(vrev64q_f32(x), vtrn2q_f32(t, t)));
   return fma(x, vtrn1q_f32(t, t), vreinterpretq_f32_u32(veorq_u32(crossed, even)));
+}
+inline void weave(const float* const* rows, float* out, int64_t apart) {
+  for (int d = 0; d < kLanes; ++d)
+    for (int l = 0; l < 4; ++l) out[d * apart + l] = rows[l][d];
 }
 inline void transpose(const float* const* rows, int64_t at, float* out) {
   float32x4x4_t square;

@@ -39,6 +39,7 @@ inline void store_some(float* p, Vec v, int n) {
   for (int l = 0; l < n; ++l) p[l] = v.lane[l];
 }
 inline void fetch(const void*) {}
+inline void fetch_far(const void*) {}
 inline Vec in_register(Vec v) { return v; }
 inline Vec same(float x) {
   Vec v;
@@ -121,6 +122,10 @@ inline Vec rotate_pairs(Vec x, Vec t) {
   return y;
 }
 // out[d * kLanes + l] = rows[l][d] for d in 0 ... kLanes - 1
+inline void weave(const float* const* rows, float* out, int64_t apart) {
+  for (int d = 0; d < kLanes; ++d)
+    for (int l = 0; l < 4; ++l) out[d * apart + l] = rows[l][d];
+}
 inline void transpose(const float* const* rows, int64_t at, float* out) {
   for (int d = 0; d < kLanes; ++d) PRELUDE_EACH_LANE out[d * kLanes + l] = rows[l][at + d];
 }
