@@ -16,6 +16,15 @@ inline Vec exp_of(Vec x) {
   return zero_where_below(times_power_of_two(p, n), x, -87.3f);
 }
 
+// out[d * kLanes + l] = rows[l][at + d], d and l below kLanes.
+inline void transpose(const float* const* rows, int64_t at, float* out) {
+  for (int first = 0; first < kLanes; first += 4) {
+    const float* four[4];
+    for (int r = 0; r < 4; ++r) four[r] = rows[first + r] + at;
+    weave(four, out + first, kLanes);
+  }
+}
+
 inline void widen(const uint16_t* from, int64_t count, float* to) {
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i));

@@ -88,21 +88,3 @@ inline void weave(const float* const* rows, float* out, int64_t apart) {
   for (const Vec& v : fours) _mm_storeu_ps(out + (&v - fours) * apart, _mm256_castps256_ps128(v));
   for (const Vec& v : fours) _mm_storeu_ps(out + (&v - fours + 4) * apart, _mm256_extractf128_ps(v, 1));
 }
-inline void transpose(const float* const* rows, int64_t at, float* out) {
-  __m256 r[8], t[8];
-  for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(rows[i] + at);
-  for (int i = 0; i < 8; i += 2) {
-    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 8; i += 4) {
-    r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-    r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xEE);
-    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-    r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xEE);
-  }
-  for (int i = 0; i < 4; ++i) {
-    _mm256_storeu_ps(out + i * 8, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
-    _mm256_storeu_ps(out + (i + 4) * 8, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
-  }
-}

@@ -20,7 +20,6 @@
 //   four_sums                    the sums of four vectors, in another fixed order
 //   four_largest                 the largest lane of each of four vectors
 //   rotate_pairs                 complex products of (even, odd) lanes
-//   transpose                    out[d * kLanes + l] = rows[l][at + d], d and l below kLanes
 //   weave                        out[d * apart + l] = rows[l][d], d below kLanes and l below 4, the first d first
 
 constexpr int kLanes = 16;
@@ -105,29 +104,4 @@ inline void weave(const float* const* rows, float* out, int64_t apart) {
   for (const Vec& v : fours) _mm_storeu_ps(out + (&v - fours + 4) * apart, _mm512_extractf32x4_ps(v, 1));
   for (const Vec& v : fours) _mm_storeu_ps(out + (&v - fours + 8) * apart, _mm512_extractf32x4_ps(v, 2));
   for (const Vec& v : fours) _mm_storeu_ps(out + (&v - fours + 12) * apart, _mm512_extractf32x4_ps(v, 3));
-}
-inline void transpose(const float* const* rows, int64_t at, float* out) {
-  __m512 r[16], t[16];
-  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(rows[i] + at);
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    r[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
-    r[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xEE);
-    r[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-    r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xEE);
-  }
-  // r[4 g + c] holds columns c, c + 4, c + 8, c + 12 of rows 4 g ... 4 g + 3.
-  for (int c = 0; c < 4; ++c) {
-    const __m512 low02 = _mm512_shuffle_f32x4(r[c], r[4 + c], 0x88);
-    const __m512 low13 = _mm512_shuffle_f32x4(r[c], r[4 + c], 0xDD);
-    const __m512 high02 = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0x88);
-    const __m512 high13 = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0xDD);
-    _mm512_storeu_ps(out + c * 16, _mm512_shuffle_f32x4(low02, high02, 0x88));
-    _mm512_storeu_ps(out + (c + 8) * 16, _mm512_shuffle_f32x4(low02, high02, 0xDD));
-    _mm512_storeu_ps(out + (c + 4) * 16, _mm512_shuffle_f32x4(low13, high13, 0x88));
-    _mm512_storeu_ps(out + (c + 12) * 16, _mm512_shuffle_f32x4(low13, high13, 0xDD));
-  }
 }

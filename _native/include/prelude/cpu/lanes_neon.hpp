@@ -66,11 +66,9 @@ inline Vec rotate_pairs(Vec x, Vec t) {
   return fma(x, vtrn1q_f32(t, t), vreinterpretq_f32_u32(veorq_u32(crossed, even)));
 }
 inline void weave(const float* const* rows, float* out, int64_t apart) {
-  for (int d = 0; d < kLanes; ++d)
-    for (int l = 0; l < 4; ++l) out[d * apart + l] = rows[l][d];
-}
-inline void transpose(const float* const* rows, int64_t at, float* out) {
   float32x4x4_t square;
-  for (int i = 0; i < kLanes; ++i) square.val[i] = load(rows[i] + at);
-  vst4q_f32(out, square);
+  for (int i = 0; i < 4; ++i) square.val[i] = load(rows[i]);
+  float lanes[16];
+  vst4q_f32(lanes, square);
+  for (int d = 0; d < kLanes; ++d) store(out + d * apart, load(lanes + 4 * d));
 }

@@ -126,7 +126,4 @@ inline void weave(const float* const* rows, float* out, int64_t apart) {
   for (int d = 0; d < kLanes; ++d)
     for (int l = 0; l < 4; ++l) out[d * apart + l] = rows[l][d];
 }
-inline void transpose(const float* const* rows, int64_t at, float* out) {
-  for (int d = 0; d < kLanes; ++d) PRELUDE_EACH_LANE out[d * kLanes + l] = rows[l][at + d];
-}
 #undef PRELUDE_EACH_LANE
