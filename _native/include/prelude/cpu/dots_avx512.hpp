@@ -32,7 +32,7 @@ inline Vec of_pairs(const uint32_t* words, int part) {
 }
 // 24 sums, two weights and an input fit in the registers.
 constexpr bool kPairSums = false;
-constexpr int kFloatRows = 12, kFloatWide = 2, kFloatWords = 192, kFloatSteps = 2;
+constexpr int kFloatRows = 12, kFloatWide = 2, kFloatWords = 384, kFloatSteps = 2;
 
 // Seven rows by 32 outputs: 14 sums of a block, as many of the blocks before it and two weights fit in the 32
 // registers. Twelve rows, with half of the sums in memory, are slower.
