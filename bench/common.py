@@ -47,6 +47,10 @@ def rounds(count: int) -> Iterator[int]:
     return watched(range(count), "measuring", "rounds", count)
 
 
+REST = 0.1
+"""Seconds before a run: libraries have threads that go on spinning after one."""
+
+
 def paired(
     variants: dict[str, Callable[[], Any]], repeats: int, warmup: int = 1, rest: float = 0.0
 ) -> dict[str, Measured]:

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from bench.command_line import options_parser
-from bench.common import Measured, Report, add_outputs, machine_facts, paired, ratio, three, use_threads
+from bench.common import REST, Measured, Report, add_outputs, machine_facts, paired, ratio, three, use_threads
 from bench.engine.cpu_start import SIDES as STARTS
 from bench.engine.cpu_start import start
 from bench.engine.llama_cpp import system_info
@@ -59,7 +59,6 @@ NEAR = 0.99
 FAR = ", cosine below 0.99"
 TOLD = 20
 """The likeliest tokens of a decoder's side, among which is ours."""
-REST = 0.1
 TEXT, TEXT_AFTER = 64, 16
 """Tokens of a text that a decoder says, and of the prompt before it."""
 SAID = f"a text of {TEXT} tokens after {TEXT_AFTER}"

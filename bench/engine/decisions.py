@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
@@ -26,7 +26,7 @@ from typing import Any, cast
 import numpy as np
 
 from bench.command_line import options_parser
-from bench.common import Report, add_outputs, machine_facts, paired, ratio, use_threads
+from bench.common import REST, Measured, Report, add_outputs, machine_facts, paired, ratio, use_threads
 from bench.engine.shapes import peaks, rate_of, weights_of
 from prelude import Choice, Decide, Engine, EngineConfig
 from prelude.admission.template import DecisionTemplate
@@ -221,12 +221,20 @@ def compare(
     baselines: dict[str, Callable[[], Any]],
     repeats: int,
     reach: str,
-) -> None:
-    measured = paired({"prelude": ours, **baselines}, repeats)
-    base = min((measured[name] for name in baselines), key=lambda one: one.median)
-    report.add(load, "transformers / prelude", ratio(base, measured["prelude"]), "x", reach, base.name)
+) -> dict[str, Measured]:
+    measured = paired({"prelude": ours, **baselines}, repeats, rest=REST)
+    beside(report, load, "transformers", measured, baselines, reach)
     for name, times in measured.items():
         report.add(load, name, (times.median * 1e3, times.spread[0] * 1e3, times.spread[1] * 1e3), "ms")
+    return measured
+
+
+def beside(
+    report: Report, load: str, name: str, measured: dict[str, Measured], baselines: Iterable[str], reach: str
+) -> None:
+    """Adds the ratio of the fastest baseline."""
+    base = min((measured[one] for one in baselines), key=lambda one: one.median)
+    report.add(load, f"{name} / prelude", ratio(base, measured["prelude"]), "x", reach, base.name)
 
 
 def floor(path: Path, shared: int, count: int, size: int, threads: int) -> float | None:
@@ -325,23 +333,23 @@ def main() -> None:
         repeats,
         ">= 2.5",
     )
-    compare(
+    load = "64 questions on one state"
+    batches = [f"state reused, {size} at once" for size in (8, 16, 32, 64)]
+    reusing = [partial(base.reusing_the_state, state, size) for size in (8, 16, 32, 64)]
+    measured = compare(
         report,
-        "64 questions on one state",
+        load,
         lambda: engine.run(*loads.new([loads.state])),
-        {
-            **{
-                f"state reused, {size} at once": partial(base.reusing_the_state, state, size)
-                for size in (8, 16, 32, 64)
-            },
-            **passes,
-        },
+        dict(zip(batches, reusing)) | passes,
         repeats,
         ">= 3.5",
     )
+    beside(report, load, "transformers in batches", measured, batches, ">= 3.5")
     shared = begun_alike(state)
     if least := floor(Path(engine.model_path), shared, len(state), len(state[0]) - shared, chosen.threads):
-        report.add("64 questions on one state", "prelude: floor by arithmetic", (least,) * 3, "ms")
+        report.add(load, "prelude: floor by arithmetic", (least,) * 3, "ms")
+        most = 1e3 * min(measured[name].median for name in passes) / least
+        report.add(load, "transformers / floor by arithmetic", (most,) * 3, "x")
     compare(
         report,
         "one decision alone",
