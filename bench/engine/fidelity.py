@@ -178,7 +178,8 @@ def llama_side(file: Path, prompts: list[list[int]], ids: Sequence[int]) -> Side
 
         return scores
 
-    alone, many = llama_cpp.LlamaCpp(file, 2), llama_cpp.LlamaCpp(file, 2, sequences=BATCH)
+    most = max(map(len, prompts)) + 1
+    alone, many = llama_cpp.LlamaCpp(file, 2), llama_cpp.LlamaCpp(file, 2, sequences=BATCH, tokens=most)
 
     def company(places: Sequence[int]) -> Scores:
         return np.concatenate([run(many)(places[at : at + BATCH]) for at in range(0, len(places), BATCH)])

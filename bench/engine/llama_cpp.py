@@ -49,7 +49,7 @@ def system_info() -> str:
 class LlamaCpp:
     """A model of llama.cpp. ``sequences``: prompts that it computes at once. ``exact``: keys and values of float32,
     else its default of float16. ``flash``: its own attention, else plain products. ``unified``: the sequences share
-    one cache."""
+    one cache. ``tokens``: of each of several sequences, at most."""
 
     def __init__(
         self,
@@ -59,12 +59,13 @@ class LlamaCpp:
         exact: bool = False,
         flash: bool = True,
         unified: bool = False,
+        tokens: int = TOGETHER,
     ) -> None:
         import xllamacpp
 
         wanted = xllamacpp.CommonParams()
         wanted.model.path = str(path)
-        wanted.n_ctx = CONTEXT if sequences == 1 else TOGETHER * sequences
+        wanted.n_ctx = CONTEXT if sequences == 1 else tokens * sequences
         wanted.n_parallel = sequences
         wanted.n_batch = wanted.n_ubatch = 512 if sequences == 1 else 2048
         wanted.cpuparams.n_threads = wanted.cpuparams_batch.n_threads = threads
@@ -94,4 +95,6 @@ class LlamaCpp:
         greedy = {"temperature": 0.0, "samplers": ["temperature"]}
         body = {"prompt": prompts, "ignore_eos": True, "cache_prompt": False, **greedy, **more}
         found: dict[str, Any] = self._server.handle_completions(body)
+        if "choices" not in found:
+            raise RuntimeError(f"llama.cpp answers {found}")
         return found
