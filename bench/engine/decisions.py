@@ -334,13 +334,12 @@ def main() -> None:
         ">= 2.5",
     )
     load = "64 questions on one state"
-    batches = [f"state reused, {size} at once" for size in (8, 16, 32, 64)]
-    reusing = [partial(base.reusing_the_state, state, size) for size in (8, 16, 32, 64)]
+    batches = {f"state reused, {n} at once": partial(base.reusing_the_state, state, n) for n in (8, 16, 32, 64)}
     measured = compare(
         report,
         load,
         lambda: engine.run(*loads.new([loads.state])),
-        dict(zip(batches, reusing)) | passes,
+        batches | passes,
         repeats,
         ">= 3.5",
     )

@@ -258,23 +258,38 @@ inline void prepare(const PackedArgs& a, const PackedRows& rows, int64_t first, 
   }
 }
 
+// Where finished sums go if they are those of whole vectors of float32; null: they are others.
+struct Ends {
+  float* at = nullptr;
+  int64_t stride = 0;
+  const float* bias = nullptr;
+  bool adds = false;
+  Vec base(int64_t output) const { return bias ? load(bias + output) : zero(); }
+  void put(int64_t row, int64_t output, Vec sum, Vec base) const {
+    float* to = at + row * stride + output;
+    store(to, add(sum, adds ? add(load(to), base) : base));
+  }
+};
+
+inline Ends ends_of(const PackedArgs& a, int64_t row, int64_t output, int64_t count) {
+  if (a.out_type != Type::f32 || output + count > a.weight.outputs) return {};
+  const float* bias = a.weight.bias ? a.weight.bias + output : nullptr;
+  return {static_cast<float*>(a.out) + row * a.out_stride + output, a.out_stride, bias, a.adds};
+}
+
 // The sums of R rows from `first` on, `count` of each from `output` on, finished and written. Not inlined: each
 // kernel would have a copy, more code than the processor's cache of instructions holds.
 [[gnu::noinline]] inline void finish(const PackedArgs& a, int64_t first, int rows, int64_t output, const float* sums,
                                      int64_t count) {
-  const int64_t last = std::min(a.weight.outputs, output + count);
-  const float* bias = a.weight.bias ? a.weight.bias + output : nullptr;
-  if (a.out_type == Type::f32 && last == output + count) {
-    float* out = static_cast<float*>(a.out) + first * a.out_stride + output;
+  if (const Ends out = ends_of(a, first, output, count); out.at != nullptr) {
     for (int64_t i = 0; i < count; i += kLanes) {
-      const Vec base = bias ? load(bias + i) : zero();
-      for (int r = 0; r < rows; ++r) {
-        float* at = out + r * a.out_stride + i;
-        store(at, add(load(sums + r * count + i), a.adds ? add(load(at), base) : base));
-      }
+      const Vec base = out.base(i);
+      for (int r = 0; r < rows; ++r) out.put(r, i, load(sums + r * count + i), base);
     }
     return;
   }
+  const int64_t last = std::min(a.weight.outputs, output + count);
+  const float* bias = a.weight.bias ? a.weight.bias + output : nullptr;
   for (int r = 0; r < rows; ++r)
     for (int64_t i = 0; output + i < last; i += kLanes) {
       const int left = static_cast<int>(std::min<int64_t>(last - output - i, kLanes));
@@ -285,9 +300,7 @@ inline void prepare(const PackedArgs& a, const PackedRows& rows, int64_t first, 
       if (bias) base = whole ? load(bias + i) : load_some(bias + i, left);
       if (a.adds) base = add(whole ? load(out) : load_some(out, left), base);
       const Vec value = add(load(sums + r * count + i), base);
-      if (a.out_type == Type::bf16 && whole) {
-        store(static_cast<uint16_t*>(a.out) + at, value);
-      } else if (a.out_type == Type::bf16) {
+      if (a.out_type == Type::bf16) {
         float wide[kLanes];
         store(wide, value);
         narrow(wide, left, static_cast<uint16_t*>(a.out) + at);
@@ -298,15 +311,6 @@ inline void prepare(const PackedArgs& a, const PackedRows& rows, int64_t first, 
       }
     }
 }
-
-// Where the last sums of floats go: into `at`, rows of float32 with all outputs of a kernel; null: they are not the
-// last.
-struct Ends {
-  float* at = nullptr;
-  int64_t stride = 0;
-  const float* bias = nullptr;
-  bool adds = false;
-};
 
 // `steps` words of the weights at `w` by those of R rows at `x`, onto the sums of the words before where it
 // `continues`. Meanwhile the lines of `soon` are fetched, a few at a time: if more are on their
@@ -351,12 +355,9 @@ inline void sum_floats(const uint32_t* const* w, const uint32_t* x, int64_t step
     for (int p = 0; p < P; ++p)
       for (int part = 0; part < kHalf / kLanes; ++part) {
         const int64_t i = p * kHalf + part * kLanes;
-        const Vec base = out.bias ? load(out.bias + i) : zero();
+        const Vec base = out.base(i);
         PRELUDE_SPELL_OUT
-        for (int r = 0; r < R; ++r) {
-          float* at = out.at + r * out.stride + i;
-          store(at, add(Dot::floats(sums[r][p], part), out.adds ? add(load(at), base) : base));
-        }
+        for (int r = 0; r < R; ++r) out.put(r, i, Dot::floats(sums[r][p], part), base);
       }
     return;
   }
@@ -390,13 +391,8 @@ inline void multiply_block(const PackedArgs& a, const PackedRows& rows, int64_t 
   } else {
     done = last * Dot::kParts >= of_row;
     for (int p = 0; p < P; ++p) w[p] += ((half + p) % kHalves + first * kHalves) * (kStep<Dot> / kHalves);
-    Ends out;
-    const int64_t output = half * kHalf;
-    if (done && a.out_type == Type::f32 && output + P * kHalf <= a.weight.outputs) {
-      const float* bias = a.weight.bias ? a.weight.bias + output : nullptr;
-      out = {static_cast<float*>(a.out) + row * a.out_stride + output, a.out_stride, bias, a.adds};
-      done = false;
-    }
+    const Ends out = done ? ends_of(a, row, half * kHalf, P * kHalf) : Ends{};
+    done = done && out.at == nullptr;
     sum_floats<Dot, R, P>(w, x + first * Dot::kParts * R, last - first, first > 0, soon, out, made);
   }
   if (done) finish(a, row, R, half * kHalf, made[0], P * kHalf);

@@ -85,6 +85,6 @@ inline void weave(const float* const* rows, float* out, int64_t apart) {
   const Vec low2 = _mm256_unpacklo_ps(c, d), high2 = _mm256_unpackhi_ps(c, d);
   const Vec fours[] = {_mm256_shuffle_ps(low, low2, 0x44), _mm256_shuffle_ps(low, low2, 0xEE),
                        _mm256_shuffle_ps(high, high2, 0x44), _mm256_shuffle_ps(high, high2, 0xEE)};
-  for (const Vec& v : fours) _mm_storeu_ps(out + (&v - fours) * apart, _mm256_castps256_ps128(v));
-  for (const Vec& v : fours) _mm_storeu_ps(out + (&v - fours + 4) * apart, _mm256_extractf128_ps(v, 1));
+  for (int d = 0; d < 4; ++d) _mm_storeu_ps(out + d * apart, _mm256_castps256_ps128(fours[d]));
+  for (int d = 0; d < 4; ++d) _mm_storeu_ps(out + (d + 4) * apart, _mm256_extractf128_ps(fours[d], 1));
 }

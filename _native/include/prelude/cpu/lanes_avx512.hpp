@@ -100,8 +100,8 @@ inline void weave(const float* const* rows, float* out, int64_t apart) {
   const Vec low2 = _mm512_unpacklo_ps(c, d), high2 = _mm512_unpackhi_ps(c, d);
   const Vec fours[] = {_mm512_shuffle_ps(low, low2, 0x44), _mm512_shuffle_ps(low, low2, 0xEE),
                        _mm512_shuffle_ps(high, high2, 0x44), _mm512_shuffle_ps(high, high2, 0xEE)};
-  for (const Vec& v : fours) _mm_storeu_ps(out + (&v - fours) * apart, _mm512_castps512_ps128(v));
-  for (const Vec& v : fours) _mm_storeu_ps(out + (&v - fours + 4) * apart, _mm512_extractf32x4_ps(v, 1));
-  for (const Vec& v : fours) _mm_storeu_ps(out + (&v - fours + 8) * apart, _mm512_extractf32x4_ps(v, 2));
-  for (const Vec& v : fours) _mm_storeu_ps(out + (&v - fours + 12) * apart, _mm512_extractf32x4_ps(v, 3));
+  for (int d = 0; d < 4; ++d) _mm_storeu_ps(out + d * apart, _mm512_castps512_ps128(fours[d]));
+  for (int d = 0; d < 4; ++d) _mm_storeu_ps(out + (d + 4) * apart, _mm512_extractf32x4_ps(fours[d], 1));
+  for (int d = 0; d < 4; ++d) _mm_storeu_ps(out + (d + 8) * apart, _mm512_extractf32x4_ps(fours[d], 2));
+  for (int d = 0; d < 4; ++d) _mm_storeu_ps(out + (d + 12) * apart, _mm512_extractf32x4_ps(fours[d], 3));
 }
