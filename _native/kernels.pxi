@@ -201,6 +201,22 @@ def write_pool(cnp.ndarray k not None, cnp.ndarray v not None, cnp.ndarray pool_
     _take_back(state)
 
 
+def add_rows(cnp.ndarray x not None, cnp.ndarray totals not None) -> None:
+    """Adds the rows of ``x`` [n, width] float32 to ``totals`` [width] float64, one after the other."""
+    cdef int64_t width = _width(x), row, i
+    cdef Rows rows = _rows(x, width, "x")
+    if (rows.type != Type.f32 or cnp.PyArray_TYPE(totals) != cnp.NPY_FLOAT64 or cnp.PyArray_NDIM(totals) != 1
+            or cnp.PyArray_DIM(totals, 0) != width or not cnp.PyArray_IS_C_CONTIGUOUS(totals)
+            or not cnp.is_plain(totals, True)):
+        raise ValueError(f"sums of {_told(x)} in {_told(totals)}")
+    cdef const float* values = <const float*> rows.at
+    cdef double* sums = <double*> cnp.PyArray_DATA(totals)
+    with nogil:
+        for row in range(rows.count):
+            for i in range(width):
+                sums[i] += values[row * rows.stride + i]
+
+
 def exp_sums(cnp.ndarray values not None):
     """Of each row of float32 ``values`` [n, width]: its largest value [n] float32, and the sum of the exponentials of
     its values relative to that [n] float64. A row is summed by one thread."""

@@ -140,6 +140,11 @@ def pack_rows(uintptr_t weight, int64_t stride, bint half, int64_t outputs, int6
                         thread_count())
 
 
+def address(cnp.ndarray x not None):
+    """Where the first value of ``x`` lies."""
+    return <uintptr_t> cnp.PyArray_DATA(x)
+
+
 def widen_values(uintptr_t values, int64_t count, uintptr_t out):
     """``count`` bfloat16, side by side, as float32 at ``out``."""
     with nogil:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -120,8 +121,8 @@ def no_pooling(settings: EmbeddingSettings) -> InvalidRequest:
 def unit(vector: F32) -> F32:
     """``vector`` at length 1, float32. The zero vector stays zero: it has no direction."""
     wide = vector.astype(np.float64)
-    length = float(np.sqrt(wide @ wide))
-    return (wide / length).astype(np.float32) if length > 0 else np.zeros_like(vector)
+    wide /= math.sqrt(wide.dot(wide)) or 1.0
+    return wide.astype(np.float32)
 
 
 def prepare_classify(ctx: AdmissionContext, scope: TokenizationScope, task: Classify) -> Parts:

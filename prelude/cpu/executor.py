@@ -275,5 +275,5 @@ def _read_rows(readouts: list[tuple[Readout, int]], tokens: int) -> I64 | None:
     """Return the tokens that are read, sorted; None if that is all of them."""
     wanted = np.zeros(tokens, np.bool_)
     for readout, first in readouts:
-        wanted.put(readout.rows + first, True)
+        wanted.put(readout.rows + first if first else readout.rows, True)
     return None if np.count_nonzero(wanted) == tokens else wanted.nonzero()[0]

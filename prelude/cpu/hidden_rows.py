@@ -51,7 +51,7 @@ class HiddenRows:
         beside = self.hidden[at : at + count] if last - first == count - 1 else None
         for some in _runs(count):
             rows = self.vectors(tokens[some]) if beside is None else self.decoder.final_norm(beside[some])
-            total += np.add.reduce(rows, axis=0, dtype=np.float64)
+            cpu.add_rows(rows, total)
         return (total / count).astype(np.float32)
 
     def scores(self, tokens: I32) -> F32:

@@ -31,6 +31,8 @@ class Forest:
     below: dict[int, list[tuple[int, int]]]
     joins: dict[int, list[tuple[int, int]]]
     """Segments that see the tokens below their elder siblings, and the ranges of those; ``base`` counts them."""
+    apart: bool
+    """Whether every segment reads itself alone: no context, no branches."""
 
     @classmethod
     def of(cls, slices: PromptSlices) -> Forest:
@@ -55,7 +57,7 @@ class Forest:
                     own = [(starts[s], starts[s + 1]), *below.get(s, ())]
                     below.setdefault(parents[s], []).extend(own)
             below = {s: _joined(ranges) for s, ranges in below.items()}
-        return cls(slices, starts, parents, base, roots, below, joins)
+        return cls(slices, starts, parents, base, roots, below, joins, not below and not np.count_nonzero(base))
 
     def depths(self) -> I64:
         """[S]: how many segments are above each."""
@@ -73,11 +75,6 @@ class Forest:
         if (np.diff(self.roots) < 0).any() or self.slices.context_lens.any():
             raise ValueError("a prompt of an encoder has a context, or another prompt lies inside it")
         return np.append(np.asarray(self.starts, np.int64)[np.unique(self.roots)], self.starts[-1])
-
-    @property
-    def apart(self) -> bool:
-        """Whether every segment reads itself alone: no context, no branches."""
-        return not self.below and not np.count_nonzero(self.slices.context_lens)
 
     def blocks(self, root: int) -> I32:
         """Pool blocks of a root's context."""
@@ -146,6 +143,9 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
+_NO_TOKENS: I64 = np.zeros(0, np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class StepTokens:
     """Holds all tokens of a batch in one row: prompt slices first, decode rows behind them."""
@@ -172,16 +172,12 @@ class StepTokens:
         if not isinstance(batch, OneShotBatch):
             decode = batch.decode if isinstance(batch, MixedBatch) else batch.rows
         parts = [part for part in (slices, decode) if part is not None]
-        given = [(part.write_slots, len(part.token_ids)) for part in parts]
-        slots = np.concatenate([np.full(n, -1) if own is None else own for own, n in given], dtype=np.int64)
-        written = (slots >= 0).nonzero()[0]
         return cls(
-            np.concatenate([part.token_ids for part in parts], dtype=np.int64),
-            np.concatenate([part.positions for part in parts], dtype=np.int64),
+            _side_by_side([part.token_ids for part in parts]),
+            _side_by_side([part.positions for part in parts]),
             None if slices is None or not slices.num_segments else Forest.of(slices),
             None if decode is None or not decode.num_rows else decode,
-            None if len(written) == len(slots) else written,
-            slots[written],
+            *_written(parts),
         )
 
     def attended(self, window: int | None, causal: bool) -> int:
@@ -194,6 +190,21 @@ class StepTokens:
             before = self.decode.context_lens.astype(np.int64)
             pairs += causal_pairs(before, np.ones_like(before), window)
         return pairs
+
+
+def _side_by_side(arrays: list[I32]) -> I64:
+    return arrays[0].astype(np.int64) if len(arrays) == 1 else np.concatenate(arrays, dtype=np.int64)
+
+
+def _written(parts: Sequence[PromptSlices | DecodeRows]) -> tuple[I64 | None, I64]:
+    """Return ``StepTokens.written`` and ``slots``."""
+    given = [part.write_slots for part in parts]
+    if not any([own is not None for own in given]):
+        return _NO_TOKENS, _NO_TOKENS
+    lengths = [len(part.token_ids) for part in parts]
+    slots = _side_by_side([np.full(n, -1, np.int32) if own is None else own for own, n in zip(given, lengths)])
+    written = (slots >= 0).nonzero()[0]
+    return None if len(written) == len(slots) else written, slots[written]
 
 
 def blank_prompts(lengths: Sequence[int]) -> PromptSlices:

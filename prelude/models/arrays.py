@@ -4,13 +4,14 @@ convert its values, and nothing is assigned to an array of it but other values o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from prelude._native import cpu
+from prelude._native.cpu import address as address
 from prelude.models.memory import default_threads
 from prelude.values.arrays import F32 as F32  # for modules that have both kinds from here
 
@@ -68,16 +69,19 @@ def not_finite(array: Array) -> int:
     return cpu.not_finite(address(array), array.size, array.itemsize, _EXPONENTS[name_of(array.dtype)])
 
 
-def address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])
-
-
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any] = FLOAT32) -> Array:
     """Return a new array that begins at a multiple of ``ALIGNMENT``, not filled."""
-    nbytes = math.prod(shape) * dtype.itemsize
-    room = np.empty(nbytes + ALIGNMENT, np.uint8)
-    made: Array = np.ndarray(shape, dtype, room, -address(room) % ALIGNMENT)
-    return made
+    return side_by_side([(shape, dtype)])[0]
+
+
+def side_by_side(parts: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Array]:
+    """Return new arrays of these shapes and types in one piece of memory, each as ``aligned`` returns it."""
+    ends = [0]
+    for shape, dtype in parts:
+        ends.append(ends[-1] + -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT)
+    room = np.empty(ends[-1] + ALIGNMENT, np.uint8)
+    first = -address(room) % ALIGNMENT
+    return [np.ndarray(shape, dtype, room, first + at) for (shape, dtype), at in zip(parts, ends)]
 
 
 def bytes_of(arrays: Iterable[Array]) -> int:

@@ -27,7 +27,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from prelude._native import cpu
-from prelude.models.arrays import F32, Array, aligned, as_type, widen
+from prelude.models.arrays import F32, FLOAT32, Array, as_type, side_by_side, widen
 from prelude.models.mixer_sides import BeforeMixer, BehindMixer, InProj, SomeOutputs, before_attention, part_of
 from prelude.models.ops import RotaryTable, activate
 from prelude.models.packed import PackedLinear
@@ -308,16 +308,20 @@ class _Workspace:
 
     def __init__(self, sizes: Sizes, tokens: int, longest: int, run: int, dtype: np.dtype[Any]) -> None:
         """``longest``: tokens of the longest chunk; ``run``: of the longest run, which are all if there is one."""
-        self.kept = aligned((tokens, sizes.kept_cut if run < tokens else sizes.kept), dtype)
-        self.apart = aligned((run, sizes.queries), dtype) if run < tokens else None
-        self.normed = aligned((longest, sizes.hidden), dtype)
-        self.up = aligned((longest, sizes.up), dtype)
-        self.room = aligned((tokens, sizes.room))
-        self.sums = aligned((longest, sizes.hidden)) if sizes.sums else None
+        cut = run < tokens
+        parts = [
+            ((tokens, sizes.kept_cut if cut else sizes.kept), dtype),
+            ((longest, sizes.hidden), dtype),
+            ((longest, sizes.up), dtype),
+            ((tokens, sizes.room), FLOAT32),
+            ((run if cut else 0, sizes.queries), dtype),
+            ((longest if sizes.sums else 0, sizes.hidden), FLOAT32),
+        ]
+        self.kept, self.normed, self.up, self.room, apart, sums = arrays = side_by_side(parts)
+        self.apart, self.sums = apart if cut else None, sums if sizes.sums else None
         self._heads: dict[tuple[int, int, int, bool], _Heads] = {}
         self._up = {sizes.up: self.up}
-        arrays = self.kept, self.apart, self.normed, self.up, self.room, self.sums
-        self.nbytes = sum(one.nbytes for one in arrays if one is not None)
+        self.nbytes = sum([one.nbytes for one in arrays])
 
     def heads(self, mixer: Attention) -> _Heads:
         """Rows of all tokens; the same memory for all layers, and the same views for those with the same heads."""

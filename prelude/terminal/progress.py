@@ -31,8 +31,8 @@ class Progress:
     def __init__(self, told: Any, total: int | None, unit: str = "task", *, late: str | None = None) -> None:
         """``told``: a function of (done, total); True: a tqdm bar, from ``__enter__`` on; None or False: nothing.
         ``total``: None if it is not known. ``late``: if ``told`` is None, a bar of tqdm with this text before it is
-        shown in a terminal after ``DELAY`` seconds, and leaves no line. ``InvalidRequest`` if ``told`` is another
-        value, or (from ``__enter__``) tqdm is not there for True."""
+        shown in a terminal after ``DELAY`` seconds, unless there is one unit, and leaves no line. ``InvalidRequest``
+        if ``told`` is another value, or (from ``__enter__``) tqdm is not there for True."""
         if told is not None and not isinstance(told, bool) and not callable(told):
             raise InvalidRequest(
                 f"{shown(told)} is not a function of (done, total), True, False or None", field="progress"
@@ -41,7 +41,7 @@ class Progress:
         self._bar: Any = None
         self._shown = told is True
         self._told: Callable[[int, Any], object] | None = told if callable(told) else None
-        if told is None and late is not None and in_terminal():
+        if told is None and late is not None and total != 1 and in_terminal():
             self._began = time.time()  # tqdm's clock
             self._told = self._appear
 

@@ -161,3 +161,16 @@ def test_keys_and_values_go_to_their_slots_and_nowhere_else(dtype: torch.dtype) 
     expected[0, slots], expected[1, slots] = k, v
     write_pool(k, v, pool[0], pool[1], slots, None)
     assert torch.equal(pool, expected)
+
+
+def test_rows_are_added_one_after_the_other_to_sums_of_their_width() -> None:
+    rows = np.random.default_rng(2).standard_normal((40, 12)).astype(np.float32)[::2, :10]
+    totals = np.ones(10)
+    wanted = totals.copy()
+    for row in rows:
+        wanted += row
+    cpu.add_rows(rows, totals)
+    assert np.array_equal(totals, wanted)
+    for wrong in (np.zeros(9), np.zeros(10, np.float32), np.zeros((1, 10)), np.zeros(20)[::2]):
+        with pytest.raises(ValueError, match="sums of float32"):
+            cpu.add_rows(rows, wrong)
