@@ -20,6 +20,20 @@ from tokenizers import models, pre_tokenizers, processors
 Pair = Callable[[str], tuple[Tokenizer, Any]]
 
 
+@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512"])
+def test_a_word_that_no_merge_makes_is_found_among_hundreds(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words are looked up together: each of them, however many there are."""
+    monkeypatch.setenv("PRELUDE_TOKENIZER_ISA", isa)
+    words = {" qu": "\u0120qu", " quaggas": "\u0120quaggas"}
+    vocab = {token: id for id, token in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), *words.values()])}
+    theirs = tokenizers.Tokenizer(models.BPE(vocab, [], ignore_merges=True))
+    theirs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    ours = Tokenizer.from_str(theirs.to_str())
+    for word in words:
+        for count in range(1, 600):
+            assert ours.encode_array(word * count).tolist() == [vocab[words[word]]] * count, count
+
+
 @pytest.mark.feature("J1")
 @pytest.mark.parametrize("special", [True, False])
 def test_single(name: str, pair_of: Pair, assert_same: Any, texts: list[str], special: bool) -> None:

@@ -193,7 +193,9 @@ static inline void place_words(FoundWords& f, const WordTable::Probe& table) {
     const __m256i at = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(f.at + i)),
                   next = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(f.at + i + 1));
     const __m512i size = _mm512_cvtepu32_epi64(_mm256_sub_epi32(next, at)), bits = _mm512_slli_epi64(size, 3);
-    const __mmask8 there = static_cast<__mmask8>(_bzhi_u32(0xFF, static_cast<unsigned>(f.count - i)));
+    // The instruction reads the lowest eight bits of a count.
+    const auto left = static_cast<unsigned>(std::min<size_t>(f.count - i, 8));
+    const __mmask8 there = static_cast<__mmask8>(_bzhi_u32(0xFF, left));
     const __mmask8 is_narrow = _mm512_mask_cmple_epu64_mask(there, size, _mm512_set1_epi64(7)),
                    is_wide = _mm512_mask_cmple_epu64_mask(there & ~is_narrow, size, _mm512_set1_epi64(15));
     __m512i low, behind;
