@@ -84,13 +84,20 @@ INTERVAL = 0.1
 TURNS, TEXTS = 20, 10
 """Of each side, and the most texts of a turn."""
 START = "from the start to one answer"
+ONNX_INT8, LLAMA_INT8 = "ONNX Runtime int8 or float32, the faster", "llama.cpp Q8_0 or BF16, the faster"
+FASTER = {
+    ONNX_INT8: ("ONNX Runtime int8", "ONNX Runtime"),
+    LLAMA_INT8: ("llama.cpp Q8_0", "llama.cpp BF16"),
+}
 PAIRS = {
     "ONNX Runtime": "prelude float32",
-    "ONNX Runtime int8": "prelude int8",
+    ONNX_INT8: "prelude int8",
+    f"ONNX Runtime int8{FAR}": "prelude int8",
     "transformers": "prelude float32",
     "transformers bfloat16": "prelude bfloat16",
     "llama.cpp BF16": "prelude bfloat16",
     "llama.cpp Q8_0": "prelude int8",
+    LLAMA_INT8: "prelude int8",
     "llama.cpp Q4_K_M": "prelude Q4_K_M",
     "prelude float32": "prelude int8",
     "prelude bfloat16": "prelude int8",
@@ -104,9 +111,9 @@ AIMS = {
     (SAID, "llama.cpp Q4_K_M"): 1.1,
     (PROMPTS, "llama.cpp Q8_0"): 3.0,
     (MANY, "ONNX Runtime"): 1.25,
-    (MANY, "ONNX Runtime int8"): 1.4,
+    (MANY, ONNX_INT8): 1.4,
     **{(f"one text of {count} tokens", "ONNX Runtime"): 1.15 for count in (16, 256)},
-    **{(f"one text of {count} tokens", "ONNX Runtime int8"): 1.15 for count in (16, 81, 256)},
+    **{(f"one text of {count} tokens", ONNX_INT8): 1.15 for count in (16, 81, 256)},
     ("one text of 81 tokens", "ONNX Runtime"): 1.05,
     ("one text of 256 tokens", "transformers"): 1.05,
     ("4 texts of 256 tokens", "transformers"): 1.0,
@@ -292,14 +299,15 @@ class Run:
             times = {key: one for key, one in times.items() if key not in keys}
         for side, one in times.items():
             self.report.add(load, side, three(one.seconds, 1e3), "ms", note=chosen.get(side, ""))
-        for base, side in PAIRS.items():
-            if base in times and side in times:
-                told, note = base, chosen.get(base, "")
-                if base == "ONNX Runtime int8":
-                    told += " or float32, the faster"
-                    base = min(("ONNX Runtime", base), key=lambda key: times[key].median if key in times else np.inf)
-                    note = f"{'int8' if base.endswith('int8') else 'float32'}, {chosen[base]}"
-                aim = AIMS.get((name, told.partition(" or ")[0]))
+        for told, side in PAIRS.items():
+            bases = FASTER.get(told, (told,))
+            if side in times and all(base in times for base in bases):
+                base = min(bases, key=lambda key: times[key].median)
+                kind = (
+                    base.removeprefix(told.partition(" int8 or ")[0]).removeprefix("llama.cpp").strip() or "float32"
+                )
+                note = f"{kind}, {chosen[base]}" if len(bases) > 1 else chosen.get(base, "")
+                aim = AIMS.get((name, told))
                 reach = "" if aim is None else f">= {aim:g}"
                 self.report.add(load, f"{told} / {side}", ratio(times[base], times[side]), "x", reach, note)
         for kind in BYTES:

@@ -6,6 +6,7 @@ Equality first: every label's logprob of every load must agree, or nothing is ti
 transformers user: the LM head on the last position only; one call after the other, in batches sorted by length, and
 one padded batch. For questions on one state its keys and values are kept, once for all batches of questions, and cut
 back behind each; or one pass has all questions and a mask, behind these keys and values or behind the state itself.
+transformers computes in the engine's type and, if that is float32, in bfloat16 too.
 The table compares with the fastest, which the row's note names. The questions are the same in all calls, as a service
 asks them: the engine keeps what it made of them, as transformers is given ids and masks. A state's first token is new
 in each call, so that no prefix is found; the states enter the prefix cache, as they do by default.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
@@ -32,6 +33,7 @@ from prelude import Choice, Decide, Engine, EngineConfig
 from prelude.admission.template import DecisionTemplate
 
 TOLERANCE = 2e-2  # logprobs of bf16 weights through two float32 or bf16 paths; float32 agrees to 1e-4
+HALF = 0.1  # the same if one side alone rounds its rows to bfloat16
 PLAIN = DecisionTemplate(state="{state}", question="{question}", label=" {label}")
 
 
@@ -196,8 +198,9 @@ def begun_alike(sequences: list[list[int]]) -> int:
 Answers = Callable[[], list[Any]]
 
 
-def check(name: str, ours: Answers, theirs: Callable[[], np.ndarray], tolerance: float) -> None:
-    """Both sides once; where they differ, both once more, so that the message says which side changed."""
+def check(name: str, ours: Answers, theirs: Callable[[], np.ndarray], tolerance: float) -> float:
+    """Both sides once; where they differ, both once more, so that the message says which side changed. Return the
+    largest difference."""
 
     def run() -> np.ndarray:
         return np.array([[answer.logprobs[label] for label in answer.labels] for row in ours() for answer in row])
@@ -206,7 +209,7 @@ def check(name: str, ours: Answers, theirs: Callable[[], np.ndarray], tolerance:
     error = np.abs(mine - wanted).max(axis=1)
     print(f"equality: {name}: largest difference of a label's logprob {error.max():.2e} (limit {tolerance:.0e})")
     if error.max() <= tolerance:
-        return
+        return float(error.max())
     for row in np.flatnonzero(~(error <= tolerance)):
         print(f"row {row}: prelude {mine[row].tolist()}, transformers {wanted[row].tolist()}")
     for side, first, again in (("prelude", mine, run()), ("transformers", wanted, theirs())):
@@ -218,7 +221,7 @@ def compare(
     report: Report,
     load: str,
     ours: Callable[[], Any],
-    baselines: dict[str, Callable[[], Any]],
+    baselines: Mapping[str, Callable[[], Any]],
     repeats: int,
     reach: str,
 ) -> dict[str, Measured]:
@@ -288,31 +291,37 @@ def main() -> None:
     loads = Loads(engine)
     dtype = engine._core.limits.dtype
     label_ids = [label[1][0] for label in engine.explain(loads.one).labels[0]]
-    base = Baseline(engine.model_path, getattr(torch, dtype), label_ids)
-    tolerance = 1e-4 if dtype == "float32" else TOLERANCE
     mixed = [sequence for task in loads.mixed for sequence in loads.sequences(engine, task)]
     state = loads.sequences(engine, loads.state)
     [one] = loads.sequences(engine, loads.one)
-    check("64 single decisions", lambda: engine.run_many(loads.mixed), lambda: base.one_by_one(mixed), tolerance)
-
-    def questions() -> list[Any]:
-        return [engine.run(loads.state)]
-
-    check(
-        "64 single decisions, sorted",
-        lambda: engine.run_many(loads.mixed),
-        lambda: base.sorted(mixed, 4),
-        tolerance,
-    )
-    check("64 questions on one state", questions, lambda: base.one_by_one(state), tolerance)
-    check("64 questions, the state reused", questions, lambda: base.reusing_the_state(state, 16), tolerance)
-    passes = {
-        "one pass": base.in_one_pass(state, kept=False),
-        "state kept, one pass of all questions": base.in_one_pass(state, kept=True),
-    }
-    for name, run in passes.items():
-        check(f"64 questions, {name}", questions, run, tolerance)
-    check("one decision", lambda: [engine.run(loads.one)], lambda: base.one_by_one([one]), tolerance)
+    bases = [(dtype, "", 1e-4 if dtype == "float32" else TOLERANCE)]
+    if dtype == "float32":
+        bases.append(("bfloat16", " in bfloat16", HALF))
+    singles: dict[str, Callable[[], np.ndarray]] = {}
+    batches, passes, alone = dict(singles), dict(singles), dict(singles)
+    errors: dict[str, float] = {}
+    for rows, said, tolerance in bases:
+        base = Baseline(engine.model_path, getattr(torch, rows), label_ids)
+        single = {
+            "one by one": partial(base.one_by_one, mixed),
+            **{f"sorted, {size} at once": partial(base.sorted, mixed, size) for size in (2, 4, 8, 16)},
+            "one padded batch": partial(base.padded, mixed, 64),
+        }
+        batch = {f"state reused, {n} at once": partial(base.reusing_the_state, state, n) for n in (8, 16, 32, 64)}
+        whole = {
+            "one pass": base.in_one_pass(state, kept=False),
+            "state kept, one pass of all questions": base.in_one_pass(state, kept=True),
+        }
+        for found, ways, ours in (
+            (singles, single, lambda: engine.run_many(loads.mixed)),
+            (batches, batch, lambda: [engine.run(loads.state)]),
+            (passes, whole, lambda: [engine.run(loads.state)]),
+            (alone, {"one by one": partial(base.one_by_one, [one])}, lambda: [engine.run(loads.one)]),
+        ):
+            for name, run in ways.items():
+                error = check(name + said, ours, run, tolerance)
+                errors[rows] = max(error, errors.get(rows, 0.0))
+                found[name + said] = run
     facts = [
         ("torch", torch.__version__),
         ("transformers", transformers.__version__),
@@ -321,20 +330,17 @@ def main() -> None:
         ("repeats", repeats),
     ]
     report = Report("prelude against transformers, one set of weights, CPU", facts=machine_facts(facts))
+    for rows, error in errors.items():
+        report.add("all loads", f"transformers in {rows}: largest difference of a logprob", (error,) * 3, "nats")
     compare(
         report,
         "64 single decisions",
         lambda: engine.run_many(loads.new(loads.mixed)),
-        {
-            "one by one": lambda: base.one_by_one(mixed),
-            **{f"sorted, {size} at once": partial(base.sorted, mixed, size) for size in (2, 4, 8, 16)},
-            "one padded batch": lambda: base.padded(mixed, 64),
-        },
+        singles,
         repeats,
         ">= 2.5",
     )
     load = "64 questions on one state"
-    batches = {f"state reused, {n} at once": partial(base.reusing_the_state, state, n) for n in (8, 16, 32, 64)}
     measured = compare(
         report,
         load,
@@ -353,7 +359,7 @@ def main() -> None:
         report,
         "one decision alone",
         lambda: engine.run(*loads.new([loads.one])),
-        {"one by one": lambda: base.one_by_one([one])},
+        alone,
         repeats * 10,
         ">= 1",
     )

@@ -157,7 +157,8 @@ def exported(path: Path) -> Path:
 
 
 def fused(file: Path) -> Path:
-    """The graph of ONNX Runtime's optimizer for transformers: attention, normalisation and GELU are one operation."""
+    """The graph of ONNX Runtime's optimizer for transformers: normalisation and GELU are one operation, and so is the
+    attention of BERT's kind, but not that of ModernBERT, whose heads turn."""
     made = file.with_name("fused.onnx")
     if made.exists():
         return made
