@@ -75,10 +75,11 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any] = FLOAT32) -> Array:
 
 
 def side_by_side(parts: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Array]:
-    """Return new arrays of these shapes and types in one piece of memory, each as ``aligned`` returns it."""
+    """Return new arrays of these shapes and types in one piece of memory, each as ``aligned`` returns it. They are
+    some lines apart: the rows of two would lie in the same few places of the cache if both began with a page."""
     ends = [0]
     for shape, dtype in parts:
-        ends.append(ends[-1] + -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT)
+        ends.append(ends[-1] + (-(-math.prod(shape) * dtype.itemsize // ALIGNMENT) + 5) * ALIGNMENT)
     room = np.empty(ends[-1] + ALIGNMENT, np.uint8)
     first = -address(room) % ALIGNMENT
     return [np.ndarray(shape, dtype, room, first + at) for (shape, dtype), at in zip(parts, ends)]
