@@ -79,12 +79,13 @@ def test_a_checkpoint_that_loads_for_more_than_a_second_shows_a_bar_in_a_termina
 def test_a_run_many_of_more_than_a_second_shows_a_bar_in_a_terminal_alone() -> None:
     calls = (
         "(1.0, blocking()), (1.0, lambda: asyncio.run(awaited())), (0.0, blocking()), (1.0, blocking(progress=False))"
+        ", (1.0, lambda: engine.run_many(tasks[:1]))"
     )
-    *long, quick, off = stderr_of(f"{RUN}runs({calls})", terminal=True).split(NEXT)
+    *long, quick, off, one = stderr_of(f"{RUN}runs({calls})", terminal=True).split(NEXT)
     assert len(long) == 2, "of an Engine and of an AsyncEngine"
     for written in long:
         assert "/40 [" in written and "task/s" in written.replace("s/ task", " task/s"), written
-    assert "/40" not in quick and "/40" not in off
+    assert "/40" not in quick and "/40" not in off and "/1 " not in one
     silent, asked = stderr_of(f"{RUN}runs((1.0, blocking()), (1.0, blocking(progress=True)))", terminal=False).split(
         NEXT
     )

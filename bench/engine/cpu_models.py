@@ -86,9 +86,10 @@ TURNS, TEXTS = 20, 10
 START = "from the start to one answer"
 ONNX_INT8, LLAMA_INT8 = "ONNX Runtime int8 or float32, the faster", "llama.cpp Q8_0 or BF16, the faster"
 FASTER = {
-    ONNX_INT8: ("ONNX Runtime int8", "ONNX Runtime"),
-    LLAMA_INT8: ("llama.cpp Q8_0", "llama.cpp BF16"),
+    ONNX_INT8: {"ONNX Runtime int8": "int8", "ONNX Runtime": "float32"},
+    LLAMA_INT8: {"llama.cpp Q8_0": "Q8_0", "llama.cpp BF16": "BF16"},
 }
+"""The sides that such a name stands for, and what a note calls them."""
 PAIRS = {
     "ONNX Runtime": "prelude float32",
     ONNX_INT8: "prelude int8",
@@ -300,13 +301,10 @@ class Run:
         for side, one in times.items():
             self.report.add(load, side, three(one.seconds, 1e3), "ms", note=chosen.get(side, ""))
         for told, side in PAIRS.items():
-            bases = FASTER.get(told, (told,))
+            bases = FASTER.get(told, {told: ""})
             if side in times and all(base in times for base in bases):
                 base = min(bases, key=lambda key: times[key].median)
-                kind = (
-                    base.removeprefix(told.partition(" int8 or ")[0]).removeprefix("llama.cpp").strip() or "float32"
-                )
-                note = f"{kind}, {chosen[base]}" if len(bases) > 1 else chosen.get(base, "")
+                note = ", ".join(filter(None, (bases[base], chosen.get(base))))
                 aim = AIMS.get((name, told))
                 reach = "" if aim is None else f">= {aim:g}"
                 self.report.add(load, f"{told} / {side}", ratio(times[base], times[side]), "x", reach, note)

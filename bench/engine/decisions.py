@@ -6,10 +6,10 @@ Equality first: every label's logprob of every load must agree, or nothing is ti
 transformers user: the LM head on the last position only; one call after the other, in batches sorted by length, and
 one padded batch. For questions on one state its keys and values are kept, once for all batches of questions, and cut
 back behind each; or one pass has all questions and a mask, behind these keys and values or behind the state itself.
-Both sides compute rows in float32 and in bfloat16.
-The table compares with the fastest, which the row's note names. The questions are the same in all calls, as a service
-asks them: the engine keeps what it made of them, as transformers is given ids and masks. A state's first token is new
-in each call, so that no prefix is found; the states enter the prefix cache, as they do by default.
+Both sides compute rows in float32 and in bfloat16. The table compares with the fastest, which the row's note names.
+The questions are the same in all calls, as a service asks them: the engine keeps what it made of them, as
+transformers is given ids and masks. A state's first token is new in each call, so that no prefix is found; the states
+enter the prefix cache, as they do by default.
 """
 
 from __future__ import annotations
@@ -313,6 +313,7 @@ def main() -> None:
             "state kept, one pass of all questions": base.in_one_pass(state, kept=True),
         }
         for found, ways, tasks in (
+            ({}, {"one by one": partial(base.one_by_one, state)}, [loads.state]),  # too slow to be timed
             (singles, single, loads.mixed),
             (batches, batch, [loads.state]),
             (passes, whole, [loads.state]),

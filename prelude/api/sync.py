@@ -16,7 +16,7 @@ from prelude.runtime.core import Options, finish_all, make_calls, mark_all
 from prelude.runtime.handover import BlockingSink
 from prelude.scheduling.request import Request
 from prelude.tasks import R, TaskOf
-from prelude.terminal.progress import Advance, Progress, in_terminal
+from prelude.terminal.progress import Advance, Progress, may_appear
 from prelude.values.config import EngineConfig
 from prelude.values.options import RequestOptions
 
@@ -112,7 +112,7 @@ class Engine(Verbs, EngineBase):
         message. ``options`` is one for all, or one each. ``progress(done, total)`` is called in this thread as tasks
         end. True shows a tqdm bar, False none, and None one in a terminal, after a second."""
         given = task_list(tasks)
-        if progress is False or (progress is None and (len(given) < 2 or not in_terminal())):
+        if progress is False or (progress is None and not may_appear(len(given))):
             return first_error(self._run_all(given, options, keywords), return_exceptions)
         with Progress(progress, len(given), late="") as told:
             return first_error(self._run_all(given, options, keywords, told), return_exceptions)

@@ -74,7 +74,7 @@ class Own:
         self.team = Team()
 
 
-class Owns(threading.local):
+class Local(threading.local):
     """``own``: of the thread that reads it."""
 
     def __init__(self) -> None:
@@ -129,8 +129,8 @@ class Governor:
 
     def __init__(self, waited: Waited | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.allowed = _ALL
-        self._owns = Owns()
-        self._waited = waited or (lambda size: self._owns.own.team.waited(size))
+        self._local = Local()
+        self._waited = waited or (lambda size: self._local.own.team.waited(size))
         self._clock = clock
         self._bound = processors()
         self._pause = _PAUSE[0]  # from an attempt with all threads that failed to the next one
@@ -143,15 +143,15 @@ class Governor:
             os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        self._owns = Owns()  # the files of a forked child are its parent's
+        self._local = Local()  # the files of a forked child are its parent's
 
     def of(self, threads: int | None) -> Governor:
         """Take the threads of an engine's step; ``None``: those of the calling thread's kernels."""
-        self._owns.own.most = min(threads or cpu.threads(), self._bound)
+        self._local.own.most = min(threads or cpu.threads(), self._bound)
         return self
 
     def __enter__(self) -> None:
-        own = self._owns.own
+        own = self._local.own
         now = self._clock()
         if now - own.read > _STALE:
             own.read, own.busy, own.before = now, 0.0, []
@@ -167,11 +167,11 @@ class Governor:
             self.look()
         finally:
             cpu.in_step(False)
-            cpu.give_threads(self._owns.own.given)
+            cpu.give_threads(self._local.own.given)
 
     def look(self) -> None:
         """Between two operations of a step. A look at the clock, but for once in a window."""
-        own, now = self._owns.own, self._clock()
+        own, now = self._local.own, self._clock()
         own.busy += now - own.began
         own.team.others.give_back()
         own.began = now

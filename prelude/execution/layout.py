@@ -173,8 +173,8 @@ class StepTokens:
             decode = batch.decode if isinstance(batch, MixedBatch) else batch.rows
         parts = [part for part in (slices, decode) if part is not None]
         return cls(
-            _side_by_side([part.token_ids for part in parts]),
-            _side_by_side([part.positions for part in parts]),
+            _concatenated([part.token_ids for part in parts]),
+            _concatenated([part.positions for part in parts]),
             None if slices is None or not slices.num_segments else Forest.of(slices),
             None if decode is None or not decode.num_rows else decode,
             *_written(parts),
@@ -192,7 +192,7 @@ class StepTokens:
         return pairs
 
 
-def _side_by_side(arrays: list[I32]) -> I64:
+def _concatenated(arrays: list[I32]) -> I64:
     return arrays[0].astype(np.int64) if len(arrays) == 1 else np.concatenate(arrays, dtype=np.int64)
 
 
@@ -202,7 +202,7 @@ def _written(parts: Sequence[PromptSlices | DecodeRows]) -> tuple[I64 | None, I6
     if not any([own is not None for own in given]):
         return _NO_TOKENS, _NO_TOKENS
     lengths = [len(part.token_ids) for part in parts]
-    slots = _side_by_side([np.full(n, -1, np.int32) if own is None else own for own, n in zip(given, lengths)])
+    slots = _concatenated([np.full(n, -1, np.int32) if own is None else own for own, n in zip(given, lengths)])
     written = (slots >= 0).nonzero()[0]
     return None if len(written) == len(slots) else written, slots[written]
 

@@ -200,7 +200,7 @@ def means(rows: Rows, tokens: I32, indptr: I32) -> F32:
 
 def bad_rows(finite: Any) -> I32:
     """``finite``: a flag a row (item), or flags of its values."""
-    if np.count_nonzero(finite) == finite.size:
+    if np.count_nonzero(finite) == finite.size:  # ``all`` takes longer behind a cold cache
         return np.zeros(0, np.int32)
     bad = ~finite if finite.ndim == 1 else ~finite.all(axis=1)
     return np.asarray(bad.nonzero()[0], np.int32)

@@ -31,8 +31,8 @@ class Progress:
     def __init__(self, told: Any, total: int | None, unit: str = "task", *, late: str | None = None) -> None:
         """``told``: a function of (done, total); True: a tqdm bar, from ``__enter__`` on; None or False: nothing.
         ``total``: None if it is not known. ``late``: if ``told`` is None, a bar of tqdm with this text before it is
-        shown in a terminal after ``DELAY`` seconds, unless there is one unit, and leaves no line. ``InvalidRequest``
-        if ``told`` is another value, or (from ``__enter__``) tqdm is not there for True."""
+        shown after ``DELAY`` seconds if it ``may_appear``, and leaves no line. ``InvalidRequest`` if ``told`` is
+        another value, or (from ``__enter__``) tqdm is not there for True."""
         if told is not None and not isinstance(told, bool) and not callable(told):
             raise InvalidRequest(
                 f"{shown(told)} is not a function of (done, total), True, False or None", field="progress"
@@ -41,7 +41,7 @@ class Progress:
         self._bar: Any = None
         self._shown = told is True
         self._told: Callable[[int, Any], object] | None = told if callable(told) else None
-        if told is None and late is not None and total != 1 and in_terminal():
+        if told is None and late is not None and may_appear(total):
             self._began = time.time()  # tqdm's clock
             self._told = self._appear
 
@@ -132,6 +132,11 @@ def watched(items: Iterable[T], label: str, unit: str, total: int | None = None)
         for item in items:
             yield item
             progress.advance(1)
+
+
+def may_appear(total: int | None) -> bool:
+    """Whether a bar that was not asked for helps: in a terminal, and not for one unit, which has ended by then."""
+    return total != 1 and in_terminal()
 
 
 def in_terminal() -> bool:
